@@ -6,6 +6,7 @@ set(sources
   abi/decoder.cc
   abi/error.cc
   abi/gpu.cc
+  abi/load.cc
   abi/merge.cc
   abi/operations.cc
   abi/query.cc
@@ -21,6 +22,7 @@ set(sources
   base/error.cc
   base/events.cc
   base/library.cc
+  base/load.cc
   base/operations.cc
   base/pack.cc
   base/partials.cc

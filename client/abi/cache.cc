@@ -1,6 +1,7 @@
 // Opens and closes caches.
 #include <cmath>
 #include <memory>
+#include <string>
 
 #include "client/base/arguments.h"
 #include "client/base/error.h"
@@ -86,6 +87,17 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   return PQC_OK;
 }
 
+pqc_status DropCache(pqc_cache* cache) {
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  Remote* remote = nullptr;
+  RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
+  const std::string request = "{\"cache_id\": \"" + std::to_string(cache->state->cache_id) + "\"}";
+  RefusalBuffer error;
+  const TextSink ignored{nullptr, [](void*, const char*, size_t) {}};
+  return Report(remote->AdminJson("DropCache", request.c_str(), ignored, &error), error,
+                {{"cache_id", "cache"}});
+}
+
 }  // namespace
 }  // namespace pqcached::client
 
@@ -96,5 +108,9 @@ pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec, pqc_ca
 }
 
 void pqc_cache_close(pqc_cache* cache) { delete cache; }
+
+pqc_status pqc_cache_drop(pqc_cache* cache) {
+  return pqcached::client::Call([&] { return pqcached::client::DropCache(cache); });
+}
 
 }  // extern "C"

@@ -1,5 +1,5 @@
 // Implements calls in begin / poll / wait form, and a client's events.
-#include "client/base/operations.h"
+#include "client/abi/operations.h"
 
 #include <cstring>
 #include <functional>
@@ -42,15 +42,9 @@ pqc_status Reserve(SequenceState& sequence) {
   return Fail(PQC_ABORTED, "sequence", "it is in a step; end that step first");
 }
 
-// The arguments that all operations have.
-struct Beginning {
-  pqc_sequence* sequence = nullptr;
-  void* context = nullptr;
-  pqc_operation** operation = nullptr;
-};
+}  // namespace
 
-// Checks them.
-pqc_status Check(const Beginning& beginning) {
+pqc_status CheckBeginning(const Beginning& beginning) {
   if (!beginning.operation) return Fail(PQC_INVALID_ARGUMENT, "operation", "must not be NULL");
   *beginning.operation = nullptr;
   if (!beginning.sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
@@ -58,34 +52,34 @@ pqc_status Check(const Beginning& beginning) {
   return FindRemote(*beginning.sequence->state->cache->client, &remote);
 }
 
-// Makes the calls of an operation.
-using Calls = std::function<pqc_status(const Operation& operation, pqc_sequence* sequence)>;
-
-pqc_status Begin(const Beginning& beginning, Operation::Kind kind, Reserved reserved,
-                 const Calls& calls) {
+pqc_status BeginOperation(const Beginning& beginning, const OperationTerms& terms,
+                          const OperationCalls& calls) {
   const std::shared_ptr<SequenceState>& state = beginning.sequence->state;
   ClientState& client = *state->cache->client;
   const auto own = std::make_shared<OwnSequence>(state);
-  if (reserved != Reserved::kNone) RETURN_IF_ERROR(Reserve(*state));
-  own->handle.reserved = reserved;
+  if (terms.reserved != Reserved::kNone) RETURN_IF_ERROR(Reserve(*state));
+  own->handle.reserved = terms.reserved;
   auto handle = std::make_unique<pqc_operation>();
   handle->operation = std::make_shared<Operation>(
-      Operation::Options{.kind = kind,
+      Operation::Options{.kind = terms.kind,
                          .sequence = state.get(),
                          .timeout_ms = client.timeout_ms,
+                         .layer_count = terms.layer_count,
                          .events = client.events},
-      [own, calls](const Operation& operation) { return calls(operation, &own->handle); });
+      [own, calls](Operation& operation) { return calls(operation, &own->handle); });
   handle->operation->SetHandle(handle.get(), beginning.context);
   RETURN_IF_ERROR(client.operations->Start(handle->operation));
   *beginning.operation = handle.release();
   return PQC_OK;
 }
 
+namespace {
+
 pqc_status BeginFlush(const Beginning& beginning) {
-  RETURN_IF_ERROR(Check(beginning));
-  return Begin(
-      beginning, Operation::Kind::kShort, Reserved::kNone,
-      [](const Operation&, pqc_sequence* sequence) { return pqc_sequence_flush(sequence); });
+  RETURN_IF_ERROR(CheckBeginning(beginning));
+  return BeginOperation(beginning, {}, [](Operation&, pqc_sequence* sequence) {
+    return pqc_sequence_flush(sequence);
+  });
 }
 
 // A build whose callback also looks for a cancellation.
@@ -102,18 +96,19 @@ struct CancellableBuild {
 };
 
 pqc_status BeginBuild(const Beginning& beginning, const pqc_build_options* caller_options) {
-  RETURN_IF_ERROR(Check(beginning));
+  RETURN_IF_ERROR(CheckBeginning(beginning));
   pqc_build_options options;
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
   RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
-  return Begin(beginning, Operation::Kind::kBuild, Reserved::kNextCall,
-               [options](const Operation& operation, pqc_sequence* sequence) {
-                 CancellableBuild build{.options = &options, .operation = &operation};
-                 pqc_build_options cancellable = options;
-                 cancellable.callback = &CancellableBuild::Continue;
-                 cancellable.callback_context = &build;
-                 return pqc_build_index(sequence, &cancellable);
-               });
+  return BeginOperation(beginning,
+                        {.kind = Operation::Kind::kBuild, .reserved = Reserved::kNextCall},
+                        [options](Operation& operation, pqc_sequence* sequence) {
+                          CancellableBuild build{.options = &options, .operation = &operation};
+                          pqc_build_options cancellable = options;
+                          cancellable.callback = &CancellableBuild::Continue;
+                          cancellable.callback_context = &build;
+                          return pqc_build_index(sequence, &cancellable);
+                        });
 }
 
 // A copy of all of a tensor's description; the elements, blocks and slots are the caller's.
@@ -183,7 +178,7 @@ struct IngestWork {
 pqc_status BeginIngest(const Beginning& beginning, uint64_t first_position,
                        const pqc_layer_rows* layers, uint32_t layer_count,
                        const pqc_row_options* caller_options) {
-  RETURN_IF_ERROR(Check(beginning));
+  RETURN_IF_ERROR(CheckBeginning(beginning));
   std::vector<RowBlock> blocks;
   RETURN_IF_ERROR(
       ReadLayers(*beginning.sequence->state->cache, layers, layer_count, kOnHost, &blocks));
@@ -201,10 +196,10 @@ pqc_status BeginIngest(const Beginning& beginning, uint64_t first_position,
     work->layers.push_back({rows.layer, TensorCopy(rows.keys), TensorCopy(rows.values)});
   }
   work->names.Assign(names);
-  return Begin(beginning, Operation::Kind::kShort, Reserved::kAllCalls,
-               [work](const Operation& operation, pqc_sequence* sequence) {
-                 return work->Run(operation, sequence);
-               });
+  return BeginOperation(beginning, {.reserved = Reserved::kAllCalls},
+                        [work](Operation& operation, pqc_sequence* sequence) {
+                          return work->Run(operation, sequence);
+                        });
 }
 
 pqc_status Poll(pqc_operation* operation, uint32_t* done) {

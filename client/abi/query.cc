@@ -33,14 +33,6 @@ void CopyCounts(const pqc_positions& from, pqc_positions* to) {
   to->window_tokens = from.window_tokens;
 }
 
-// Finds the path by which the sequence's client reads; waits for a worker when there is none.
-pqc_status GetReads(const SequenceState& state, ReadBackend** reads) {
-  Remote* remote = nullptr;
-  RETURN_IF_ERROR(GetRemote(*state.cache->client, &remote));
-  *reads = state.cache->client->reads.get();
-  return PQC_OK;
-}
-
 pqc_status TopK(pqc_sequence* sequence, const pqc_query* query,
                 const pqc_selection* caller_selection, pqc_positions* out) {
   QueryView view;
@@ -59,12 +51,6 @@ pqc_status TopK(pqc_sequence* sequence, const pqc_query* query,
   return status;
 }
 
-pqc_status CheckRange(pqc_token_range tokens) {
-  if (tokens.begin < tokens.end && tokens.end <= kMaxSequenceTokens) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "tokens", "[%llu, %llu), must not be empty nor go beyond 2^30",
-              LongLong{tokens.begin}, LongLong{tokens.end});
-}
-
 pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* caller_index,
                  pqc_token_range tokens, const ScoresOut& out, uint64_t logit_capacity) {
   QueryView view;
@@ -74,7 +60,7 @@ pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index
   if (caller_index) {
     RETURN_IF_ERROR(ReadIndex(*caller_index, "index", state.cache->default_index, &index));
   }
-  RETURN_IF_ERROR(CheckRange(tokens));
+  RETURN_IF_ERROR(CheckTokenRange(tokens));
   if (view.queries.shape[0] != 1) {
     return Fail(PQC_INVALID_ARGUMENT, "query.queries.shape[0]", "query_length %llu, must be 1 here",
                 LongLong{view.queries.shape[0]});
@@ -110,7 +96,7 @@ pqc_status FetchBlocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range t
                        pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
   RETURN_IF_ERROR(ReadFetch(sequence, layer, part, out, &view));
-  RETURN_IF_ERROR(CheckRange(tokens));
+  RETURN_IF_ERROR(CheckTokenRange(tokens));
   RETURN_IF_ERROR(CheckCapacity("out_bytes", out_bytes, BytesOf(view, tokens.end - tokens.begin)));
   SequenceState& state = *sequence->state;
   ReadBackend* reads = nullptr;
@@ -176,7 +162,7 @@ pqc_status AttendRange(pqc_sequence* sequence, const pqc_query* query, pqc_token
                 "%llu and %llu tokens, but a sequence has at most 2^30",
                 LongLong{view.query_position}, LongLong{length});
   }
-  if (tokens.begin != tokens.end) RETURN_IF_ERROR(CheckRange(tokens));
+  if (tokens.begin != tokens.end) RETURN_IF_ERROR(CheckTokenRange(tokens));
   pqc_attention out;
   RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
   RETURN_IF_ERROR(CheckMemberSize(out.selected, "out.selected"));

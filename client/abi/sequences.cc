@@ -65,6 +65,13 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
                    {"extra_key", "options.extra_key"},
                    {"group_key", "options.group_key"}});
   }
+  if (tokens < options.at_least_tokens) {
+    RefusalBuffer ignored;
+    remote->DropSequence(id, &ignored);  // else it ends with the session
+    return Fail(PQC_NOT_FOUND, "options.at_least_tokens", "%llu, but %llu tokens are stored",
+                static_cast<unsigned long long>(options.at_least_tokens),
+                static_cast<unsigned long long>(tokens));
+  }
   Adopt(id, tokens, *created);
   if (options.has_live_index) {
     created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,

@@ -201,6 +201,13 @@ pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
               static_cast<unsigned long long>(token_count));
 }
 
+pqc_status CheckTokenRange(pqc_token_range tokens) {
+  if (tokens.begin < tokens.end && tokens.end <= kMaxSequenceTokens) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "tokens", "[%llu, %llu), must not be empty nor go beyond 2^30",
+              static_cast<unsigned long long>(tokens.begin),
+              static_cast<unsigned long long>(tokens.end));
+}
+
 pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix) {
   if (prompt.token_id_count > kMaxSequenceTokens) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%stoken_id_count", prefix),

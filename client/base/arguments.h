@@ -98,6 +98,9 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
 // Checks that a sequence can hold rows at these positions.
 pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
 
+// Checks a range of tokens that may not be empty; the field is "tokens".
+pqc_status CheckTokenRange(pqc_token_range tokens);
+
 // Reads a tensor to which results are written: of this shape, of which the first dimension may be
 // left out when it is 1.
 pqc_status ReadTarget(const pqc_tensor& tensor, const char* name,

@@ -62,7 +62,7 @@ void Operation::End(pqc_status status, const RefusalBuffer& refusal) {
   status_ = status;
   if (status != PQC_OK) refusal_ = refusal;
   // Under the lock, so that a handle that is closed after the end leaves no event.
-  options_.events->Add(event_);
+  if (options_.events) options_.events->Add(event_);
   done_.SignalAll();
 }
 
@@ -76,16 +76,44 @@ pqc_status Operation::Poll(bool* done) {
   return *done ? ReportLocked() : PQC_OK;
 }
 
+std::chrono::milliseconds Operation::WaitOf(uint32_t timeout_ms) const {
+  return std::chrono::milliseconds(timeout_ms == 0                  ? options_.timeout_ms
+                                   : timeout_ms == PQC_TIMEOUT_POLL ? 0
+                                                                    : timeout_ms);
+}
+
 pqc_status Operation::Wait(uint32_t timeout_ms) {
-  const std::chrono::milliseconds wait(timeout_ms == 0                  ? options_.timeout_ms
-                                       : timeout_ms == PQC_TIMEOUT_POLL ? 0
-                                                                        : timeout_ms);
   const base::MutexLock lock(&mutex_);
-  const bool done = done_.WaitFor(
-      &mutex_, wait, [this]() PQCACHED_REQUIRES(mutex_) { return phase_ == Phase::kDone; });
+  const bool done = done_.WaitFor(&mutex_, WaitOf(timeout_ms), [this]() PQCACHED_REQUIRES(mutex_) {
+    return phase_ == Phase::kDone;
+  });
   if (done) return ReportLocked();
   return SetRetry(kRetryConflict,
                   Fail(PQC_DEADLINE_EXCEEDED, "timeout_ms", "the operation is still in progress"));
+}
+
+void Operation::AddLayer() {
+  const base::MutexLock lock(&mutex_);
+  ++layers_done_;
+  done_.SignalAll();
+}
+
+pqc_status Operation::WaitLayers(uint32_t count, uint32_t timeout_ms) {
+  if (options_.layer_count == 0) {
+    return Fail(PQC_INVALID_ARGUMENT, "operation", "must be a load");
+  }
+  if (count > options_.layer_count) {
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the load has %u layers", count,
+                options_.layer_count);
+  }
+  const base::MutexLock lock(&mutex_);
+  done_.WaitFor(&mutex_, WaitOf(timeout_ms), [&]() PQCACHED_REQUIRES(mutex_) {
+    return phase_ == Phase::kDone || layers_done_ >= count;
+  });
+  if (layers_done_ >= count) return PQC_OK;
+  if (phase_ == Phase::kDone) return ReportLocked();
+  return SetRetry(kRetryConflict, Fail(PQC_DEADLINE_EXCEEDED, "timeout_ms",
+                                       "%u of %u layers are loaded", layers_done_, count));
 }
 
 pqc_status Operations::Start(const std::shared_ptr<Operation>& operation) {

@@ -4,6 +4,7 @@
 #define PQCACHED_CLIENT_BASE_OPERATIONS_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -24,13 +25,14 @@ class Operation {
  public:
   enum class Kind { kShort, kBuild };
   // Does the work; looks at cancelled() between parts of it. Destroyed before the end is known.
-  using Body = std::function<pqc_status(const Operation& operation)>;
+  using Body = std::function<pqc_status(Operation& operation)>;
 
   struct Options {
     Kind kind = Kind::kShort;
     const void* sequence = nullptr;  // to compare with
     uint32_t timeout_ms = 0;         // default of Wait
-    std::shared_ptr<Events> events;  // the client's
+    uint32_t layer_count = 0;        // of a load
+    std::shared_ptr<Events> events;  // the client's; null = its end is no event
   };
   Operation(Options options, Body body);
   ~Operation();
@@ -52,13 +54,22 @@ class Operation {
   pqc_status Poll(bool* done);
   // Waits like convention 7 of client.h, and returns the operation's status.
   pqc_status Wait(uint32_t timeout_ms);
+  // Notes that one more layer of a load is done.
+  void AddLayer();
+  // Waits like Wait until that many layers are done. Returns the operation's status if it has ended
+  // before.
+  pqc_status WaitLayers(uint32_t count, uint32_t timeout_ms);
   // Removes the operation's event.
-  void RemoveEvent() { options_.events->Remove(event_); }
+  void RemoveEvent() {
+    if (options_.events) options_.events->Remove(event_);
+  }
 
  private:
   enum class Phase { kWaiting, kRunning, kDone };
 
   void End(pqc_status status, const RefusalBuffer& refusal);
+  // Returns the time that a wait may take.
+  std::chrono::milliseconds WaitOf(uint32_t timeout_ms) const;
   pqc_status ReportLocked() const PQCACHED_REQUIRES(mutex_);
 
   const Options options_;
@@ -67,8 +78,9 @@ class Operation {
   Events::Entry event_{PQC_EVENT_OPERATION};
   Body body_;  // used by the thread that runs or ends the operation
   base::Mutex mutex_;
-  base::CondVar done_;
+  base::CondVar done_;  // the end, or one more layer
   Phase phase_ PQCACHED_GUARDED_BY(mutex_) = Phase::kWaiting;
+  uint32_t layers_done_ PQCACHED_GUARDED_BY(mutex_) = 0;
   pqc_status status_ PQCACHED_GUARDED_BY(mutex_) = PQC_OK;
   RefusalBuffer refusal_ PQCACHED_GUARDED_BY(mutex_);
 };

@@ -149,6 +149,16 @@ inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
   return status == PQC_OK && client.local ? client.local->Await() : status;
 }
 
+// Finds the path by which the sequence's client reads; waits for a worker when there is none.
+inline pqc_status GetReads(const SequenceState& state, ReadBackend** reads) {
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
+    return status;
+  }
+  *reads = state.cache->client->reads.get();
+  return PQC_OK;
+}
+
 }  // namespace pqcached::client
 
 struct pqc_client {

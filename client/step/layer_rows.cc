@@ -25,6 +25,22 @@ uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
   return count;
 }
 
+// Checks a tensor to which the rows of `token_count` tokens are written. `field`: "layers[2].keys".
+pqc_status CheckLoadTarget(const TensorView& tensor, uint64_t token_count, const char* field) {
+  if (tensor.shape[0] != token_count) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", field),
+                "%llu tokens, must be those of `tokens`, %llu",
+                static_cast<unsigned long long>(tensor.shape[0]),
+                static_cast<unsigned long long>(token_count));
+  }
+  for (uint32_t dim = 0; dim < tensor.ndim; ++dim) {
+    if (tensor.strides[dim] != 0 || tensor.shape[dim] == 1) continue;
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.strides[%u]", field, dim),
+                "0, but each element needs a place of its own");
+  }
+  return PQC_OK;
+}
+
 }  // namespace
 
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
@@ -70,6 +86,26 @@ pqc_status ReadDistinctLayers(const CacheState& cache, const pqc_layer_rows* lay
   if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
                 "%u is listed twice", (*blocks)[twice].layer);
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
+                          uint32_t layer_count, kvstore::TokenRange tokens,
+                          const TensorPlace& place, std::vector<LoadLayer>* loads) {
+  std::vector<RowBlock> blocks;
+  RETURN_IF_ERROR(ReadDistinctLayers(cache, layers, layer_count, place, &blocks));
+  const uint64_t token_count = tokens.end - tokens.begin;
+  loads->resize(layer_count);
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "layers[%u].keys", i);
+    RETURN_IF_ERROR(CheckLoadTarget(blocks[i].keys, token_count, name));
+    std::snprintf(name, sizeof(name), "layers[%u].values", i);
+    RETURN_IF_ERROR(CheckLoadTarget(blocks[i].values, token_count, name));
+    std::snprintf(name, sizeof(name), "layers[%u].layer", i);
+    RETURN_IF_ERROR(FindLayer(cache, blocks[i].layer, name, &(*loads)[i].shape));
+    (*loads)[i].to = blocks[i];
   }
   return PQC_OK;
 }

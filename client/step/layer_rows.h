@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/base/arguments.h"
+#include "client/base/load.h"
 #include "client/base/remote.h"
 #include "client/step/handles.h"
 #include "pqcached/client.h"
@@ -26,6 +27,11 @@ pqc_status ReadDistinctLayers(const CacheState& cache, const pqc_layer_rows* lay
 pqc_status ReadAllLayers(const CacheState& cache, const pqc_layer_rows* layers,
                          uint32_t layer_count, const TensorPlace& place,
                          std::vector<RowBlock>* blocks);
+
+// Reads the layers of a load of the range `tokens`, and the tensors to which their rows are written.
+pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
+                          uint32_t layer_count, kvstore::TokenRange tokens,
+                          const TensorPlace& place, std::vector<LoadLayer>* loads);
 
 }  // namespace pqcached::client
 

@@ -14,6 +14,7 @@
 #include "client/step/step.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/pages.h"
 #include "kvstore/read/reader.h"
 
 namespace pqcached::client {
@@ -119,6 +120,54 @@ class MappedReads final : public ReadBackend {
                                 {out, BytesOf(fetch, positions.count)});
     });
     return leased ? status : remote_->FetchTokens(sequence, fetch, positions, out);
+  }
+
+  pqc_status Load(SequenceState& sequence, const LoadItem& item) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    bool leased = true;
+    for (const LoadLayer& layer : item.layers) {
+      const pqc_status stored = Read(sequence, layer.shape, *scratch, &leased, [&](Reader& reader) {
+        return reader.CheckStored(layer.to.layer, item.tokens);
+      });
+      if (!leased) return remote_->Load(sequence, item);
+      RETURN_IF_ERROR(stored);
+    }
+    for (size_t i = 0; i < item.layers.size(); ++i) {
+      const LoadLayer& layer = item.layers[i];
+      const auto unpack = [&](const kvstore::RowRun& run) {
+        UnpackRun(layer, item.tokens.begin, run);
+      };
+      const pqc_status loaded = Read(sequence, layer.shape, *scratch, &leased, [&](Reader& reader) {
+        return reader.VisitRows(layer.to.layer, item.tokens, unpack);
+      });
+      if (!leased) {
+        LoadItem rest = item;
+        rest.layers = item.layers.subspan(i);
+        return remote_->Load(sequence, rest);
+      }
+      RETURN_IF_ERROR(loaded);
+      RETURN_IF_ERROR(item.layer_done());
+    }
+    return PQC_OK;
+  }
+
+  pqc_status Prefetch(SequenceState& sequence, kvstore::TokenRange tokens,
+                      const std::function<bool()>& cancelled) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    for (const auto& [layer, shape] : sequence.cache->stored_layers) {
+      const uint32_t row_bytes = shape.row_bytes;
+      const auto populate = [row_bytes](const kvstore::RowRun& run) {
+        for (const std::byte* rows : run.rows) {
+          kvstore::PopulateForReading({rows, size_t{run.token_count} * row_bytes});
+        }
+      };
+      bool leased = true;
+      RETURN_IF_ERROR(Read(sequence, shape, *scratch, &leased, [&, number = layer](Reader& reader) {
+        return reader.VisitRows(number, tokens, populate);
+      }));
+      if (cancelled()) return PQC_OK;
+    }
+    return PQC_OK;
   }
 
   pqc_status Begin(const pqc_step& step, StepItem& item, uint64_t* token_count) override {

@@ -10,8 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
+#include "client/base/load.h"
 #include "client/base/remote.h"
 #include "client/step/handles.h"
 #include "kvstore/read/selection.h"
@@ -38,6 +40,12 @@ class ReadBackend {
                                  kvstore::TokenRange tokens, std::byte* out) = 0;
   virtual pqc_status FetchTokens(SequenceState& sequence, const FetchView& fetch,
                                  const PositionsView& positions, std::byte* out) = 0;
+  // Copies rows to the engine's memory. Checks that all of them are stored before it writes.
+  virtual pqc_status Load(SequenceState& sequence, const LoadItem& item) = 0;
+  // Maps the pages of rows that will be read, where memory is mapped. Asks `cancelled` after each
+  // layer.
+  virtual pqc_status Prefetch(SequenceState& sequence, kvstore::TokenRange tokens,
+                              const std::function<bool()>& cancelled) = 0;
 
   // Begins to read an item of a step, and finds the number of tokens that the sequence has stored.
   virtual pqc_status Begin(const pqc_step& step, StepItem& item, uint64_t* token_count) = 0;

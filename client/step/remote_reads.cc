@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -124,6 +125,14 @@ class RemoteReads final : public ReadBackend {
                          std::byte* out) override {
     RefusalBuffer error;
     return Report(remote().FetchTokens(fetch, positions, out, &error), error);
+  }
+
+  pqc_status Load(SequenceState& sequence, const LoadItem& item) override {
+    return LoadByRpc(remote(), sequence.sequence_id, item);
+  }
+
+  pqc_status Prefetch(SequenceState&, kvstore::TokenRange, const std::function<bool()>&) override {
+    return PQC_OK;
   }
 
   pqc_status Begin(const pqc_step&, StepItem& item, uint64_t* token_count) override {

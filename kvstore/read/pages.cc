@@ -11,6 +11,9 @@
 #include <fstream>
 #include <string>
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -119,6 +122,15 @@ void UnmapMemory(std::byte* data, size_t size_bytes) {
 Population PopulatePages(std::span<std::byte> memory) {
   const bool huge = CollapsePages(HugePart(memory));
   return {.present = FaultIn(memory), .huge = huge};
+}
+
+void PopulateForReading(std::span<const std::byte> memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  const size_t before_bytes = address % SmallPageBytes();
+  void* const begin = const_cast<std::byte*>(memory.data() - before_bytes);
+  const int saved_errno = errno;
+  static_cast<void>(madvise(begin, before_bytes + memory.size(), MADV_POPULATE_READ));
+  errno = saved_errno;
 }
 
 size_t AdviseHugePages(int descriptor, std::span<std::byte> memory) {

@@ -36,6 +36,10 @@ struct Population {
 // Linux 5.14, a page that the kernel refuses is a SIGBUS.
 Population PopulatePages(std::span<std::byte> memory);
 
+// Maps the pages of memory that is mapped for reading, and whose pages are present, into this
+// process. Without an effect before Linux 5.14.
+void PopulateForReading(std::span<const std::byte> memory);
+
 // Requests huge pages for the first use of memory that is mapped from the descriptor. Returns the
 // page size in bytes that the memory gets without PopulatePages.
 size_t AdviseHugePages(int descriptor, std::span<std::byte> memory);

@@ -1,6 +1,7 @@
 #include "kvstore/read/reader.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -19,6 +20,8 @@ namespace {
 
 // Fewer tokens than this, over all kv heads, are read before other threads would wake up.
 constexpr uint64_t kParallelTokens = 2048;
+// Tokens of a task that visits rows.
+constexpr uint32_t kTaskTokens = 256;
 
 Refusal Refuse(StatusCode code, std::string field, std::string text, uint32_t retry_ms = kNoRetry) {
   return {.code = code, .field = std::move(field), .text = std::move(text), .retry_ms = retry_ms};
@@ -161,6 +164,24 @@ std::byte* CopyRun(const LayerView& view, uint32_t kv_head, TokenRange tokens,
     }
   }
   return out;
+}
+
+// Calls `visit` for the rows [begin, end), once for each segment.
+void VisitRuns(const LayerView& view, uint32_t begin, uint32_t end,
+               const std::function<void(const RowRun& run)>& visit) {
+  std::array<const std::byte*, kMaxKvHeads> rows;
+  for (const SegmentView& segment : view.segments) {
+    const uint32_t first = std::max(begin, segment.first_position);
+    const uint32_t last = std::min(end, segment.first_position + segment.token_count);
+    if (first >= last) continue;
+    const size_t offset = size_t{first - segment.first_position} * view.shape.row_bytes;
+    for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
+      rows[kv_head] = segment.rows[kv_head] + offset;
+    }
+    visit({.first_position = first,
+           .token_count = last - first,
+           .rows = {rows.data(), view.shape.kv_heads}});
+  }
 }
 
 // Gathers the rows of one kv head at `positions` into `target`: ascending positions in one call,
@@ -489,6 +510,27 @@ Refusal Reader::FetchBlocks(uint32_t layer, TokenRange tokens, RowPart part,
   for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
     to = CopyRun(view, kv_head, tokens, bytes, to);
   }
+  return {};
+}
+
+Refusal Reader::CheckStored(uint32_t layer, TokenRange tokens) {
+  LayerView view;
+  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
+  return CheckTokens(tokens, view.token_count());
+}
+
+Refusal Reader::VisitRows(uint32_t layer, TokenRange tokens,
+                          const std::function<void(const RowRun& run)>& visit) {
+  LayerView view;
+  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
+  const auto begin = static_cast<uint32_t>(tokens.begin), end = static_cast<uint32_t>(tokens.end);
+  const uint32_t task_count = (end - begin + kTaskTokens - 1) / kTaskTokens;
+  const ParallelFor::Body body = [&](uint32_t task, uint32_t) {
+    const uint32_t first = begin + task * kTaskTokens;
+    VisitRuns(view, first, std::min(end, first + kTaskTokens), visit);
+  };
+  ThreadsFor(uint64_t{end - begin} * view.shape.kv_heads).run(task_count, body);
   return {};
 }
 

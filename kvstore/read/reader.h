@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "kernels/base/exec.h"
@@ -69,6 +70,13 @@ struct ScoresOut {
   float* logits = nullptr;   // [query_heads, tokens], or null
   float* max = nullptr;      // [query_heads], or null
   float* sum_exp = nullptr;  // [query_heads], or null
+};
+
+// Rows of all kv heads at consecutive positions.
+struct RowRun {
+  uint32_t first_position = 0;
+  uint32_t token_count = 0;
+  std::span<const std::byte* const> rows;  // [kv_heads]: the row of the first position
 };
 
 // Bytes [begin, begin + size) of a row, which are `dim` elements.
@@ -128,6 +136,16 @@ class Reader {
   // count, part].
   Refusal FetchTokens(uint32_t layer, std::span<const uint32_t> positions, RowPart part,
                       std::span<std::byte> out);
+  // Checks that the rows of a range of tokens, which may not be empty, are stored in a layer.
+  //
+  // Errors: kInvalidArgument (the range), kOutOfRange (not stored), those of LayerSource
+  Refusal CheckStored(uint32_t layer, TokenRange tokens);
+  // Calls `visit` with the rows of a range of tokens in runs, each position in one run, on all
+  // threads when there are many.
+  //
+  // Errors: those of CheckStored
+  Refusal VisitRows(uint32_t layer, TokenRange tokens,
+                    const std::function<void(const RowRun& run)>& visit);
 
  private:
   // Opens the layer of a query.

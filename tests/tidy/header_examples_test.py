@@ -24,6 +24,7 @@ EXAMPLES = {
     f"{HEADERS}/step.h": f"{PROGRAMS}/step_h_example.c",
     f"{HEADERS}/progress.h": f"{PROGRAMS}/progress_h_example.c",
     f"{HEADERS}/operation.h": f"{PROGRAMS}/operation_h_example.c",
+    f"{HEADERS}/load.h": f"{PROGRAMS}/load_h_example.c",
     f"{HEADERS}/threads.h": f"{PROGRAMS}/threads_h_example.c",
     f"{HEADERS}/decode.h": f"{PROGRAMS}/decode_h_example.c",
     f"{HEADERS}/pages.h": f"{PROGRAMS}/pages_h_example.c",

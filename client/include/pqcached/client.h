@@ -334,6 +334,15 @@ PQC_API pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec
 /* Closes the handle; the cache and its sequences remain in the sidecar. No RPC. NULL does
  * nothing. */
 PQC_API void pqc_cache_close(pqc_cache* cache);
+/* Drops the cache in the sidecar: its cached prefixes are dropped, its memory returns to the
+ * machine, and its name may be opened again, as another cache. The handle remains, and is still to
+ * be closed; further calls on it are PQC_NOT_FOUND.
+ *
+ * Errors: PQC_FAILED_PRECONDITION  a sequence of this or another session is there, or a prefix is
+ *                                  pinned (the message names it): drop or unpin it first
+ *         PQC_NOT_FOUND            it was dropped before
+ *         PQC_UNAVAILABLE          also while a call creates a sequence there: repeat */
+PQC_API pqc_status pqc_cache_drop(pqc_cache* cache);
 
 /* ---- Sequences */
 
@@ -401,6 +410,9 @@ typedef struct pqc_sequence_options {
   /* Content keys of the prompt's whole steps of 128 tokens, in place of token_ids; at most 2^15. */
   const pqc_content_key* content_keys;
   uint64_t content_key_count;
+  /* Creation fails with PQC_NOT_FOUND when fewer tokens of the prompt are stored: for an engine
+   * that has planned with the answer of pqc_match_prefix. 0 = any number. */
+  uint64_t at_least_tokens;
 } pqc_sequence_options;
 
 /* Creates a sequence with options (NULL = none, as pqc_sequence_create). *token_count (may be NULL)
@@ -411,6 +423,8 @@ typedef struct pqc_sequence_options {
  * Errors: those of pqc_sequence_create, and
  *         PQC_INVALID_ARGUMENT     token_ids, content_keys, extra_key, group_key, or a field of the
  *                                  live index
+ *         PQC_NOT_FOUND            at_least_tokens: the prefix was evicted meanwhile; nothing is
+ *                                  created
  *         PQC_ALREADY_EXISTS       group_key: this rank has, or had, a sequence under it, and not
  *                                  all ranks' have ended: use that one, or another key
  *         PQC_FAILED_PRECONDITION  group_key: the prompt differs from the first rank's, or the

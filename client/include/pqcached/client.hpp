@@ -76,6 +76,7 @@ class Cache {
     c.content_key_count = options.prompt.content_keys.size();
     c.group_key = options.group_key.data();
     c.group_key_bytes = options.group_key.size();
+    c.at_least_tokens = options.at_least_tokens;
     if (options.live_index) {
       c.has_live_index = 1;
       c.iterations = options.live_index->iterations;
@@ -89,6 +90,9 @@ class Cache {
     if (status != PQC_OK) return Status(status);
     return Sequence(sequence, sizes_);
   }
+
+  // Drops the cache in the sidecar, with its cached prefixes (pqc_cache_drop).
+  Status Drop() { return Status(pqc_cache_drop(handle_.get())); }
 
   // Returns whether a request fits: `token_count` prefill tokens that MatchPrefix has not found,
   // and `output_token_count` expected tokens. Reserves nothing (pqc_admit).

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "pqcached/client.hpp"
+#include "pqcached/load.h"
 #include "pqcached/operation.h"
 
 namespace pqcached {
@@ -74,17 +75,26 @@ class Operation {
                                   std::span<const LayerRows> layers, const TokenNames& names = {},
                                   void* context = nullptr) {
     auto waiter = std::make_unique<Waiter>(context);
-    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
-    for (size_t i = 0; i < layers.size(); ++i) {
-      rows[i].layer = layers[i].layer;
-      rows[i].keys = layers[i].keys.c();
-      rows[i].values = layers[i].values.c();
-    }
+    const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
     const pqc_row_options options = names.c();
     pqc_operation* operation = nullptr;
     const pqc_status status =
         pqc_ingest_begin(sequence.get(), first_position, rows.data(),
                          static_cast<uint32_t>(rows.size()), &options, waiter.get(), &operation);
+    return Made(status, operation, std::move(waiter));
+  }
+
+  // Begins Sequence::Load: copies the rows of a range of tokens to the engine's memory, layer by
+  // layer. The Tensors may end at once, but their memory, blocks and slots are used until the
+  // operation has ended (pqc_load_begin).
+  static Result<Operation> Load(Sequence& sequence, pqc_token_range tokens,
+                                std::span<const LayerRows> layers, void* context = nullptr) {
+    auto waiter = std::make_unique<Waiter>(context);
+    const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
+    pqc_operation* operation = nullptr;
+    const pqc_status status =
+        pqc_load_begin(sequence.get(), tokens, rows.data(), static_cast<uint32_t>(rows.size()),
+                       waiter.get(), &operation);
     return Made(status, operation, std::move(waiter));
   }
 
@@ -109,6 +119,11 @@ class Operation {
   // PQC_DEADLINE_EXCEEDED about "timeout_ms" while it is in progress (pqc_operation_wait).
   Status Wait(uint32_t timeout_ms = 0) {
     return Status(pqc_operation_wait(handle_.get(), timeout_ms));
+  }
+  // Waits at most timeout_ms until the first `layer_count` layers of a Load are in the engine's
+  // memory (pqc_load_wait).
+  Status WaitLayers(uint32_t layer_count, uint32_t timeout_ms = 0) {
+    return Status(pqc_load_wait(handle_.get(), layer_count, timeout_ms));
   }
   // Asks the operation to end early (pqc_operation_cancel).
   void Cancel() { pqc_operation_cancel(handle_.get()); }

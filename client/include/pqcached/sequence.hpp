@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "pqcached/client.h"
+#include "pqcached/load.h"
 #include "pqcached/values.hpp"
 
 namespace pqcached {
@@ -57,7 +58,7 @@ class Sequence {
   // (pqc_append_with).
   Result<uint64_t> Append(uint64_t first_position, std::span<const LayerRows> layers,
                           const TokenNames& names = {}) {
-    const std::vector<pqc_layer_rows> rows = RowsToC(layers);
+    const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
     uint64_t token_count = 0;
     const pqc_row_options options = names.c();
     const pqc_status status =
@@ -71,7 +72,7 @@ class Sequence {
   // returns their error (pqc_enqueue_rows).
   Status EnqueueRows(uint64_t first_position, std::span<const LayerRows> layers,
                      const TokenNames& names = {}) {
-    const std::vector<pqc_layer_rows> rows = RowsToC(layers);
+    const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
     const pqc_row_options options = names.c();
     return Status(pqc_enqueue_rows(handle_.get(), first_position, rows.data(),
                                    static_cast<uint32_t>(rows.size()), &options));
@@ -188,6 +189,15 @@ class Sequence {
                                    out.size()));
   }
 
+  // Copies the rows of a range of tokens of any stored layers to the tensors of `layers`, which are
+  // of any layout, paged or not (pqc_load). Operation::Load begins it.
+  Status Load(pqc_token_range tokens, std::span<const LayerRows> layers) {
+    const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
+    return Status(pqc_load(handle_.get(), tokens, rows.data(), static_cast<uint32_t>(rows.size())));
+  }
+  // A hint that rows will be read soon; never waits (pqc_prefetch).
+  Status Prefetch(pqc_token_range tokens) { return Status(pqc_prefetch(handle_.get(), tokens)); }
+
   // Removes the tokens from `token_count` on, in all layers (pqc_sequence_truncate).
   Status Truncate(uint64_t token_count) {
     return Status(pqc_sequence_truncate(handle_.get(), token_count));
@@ -268,15 +278,6 @@ class Sequence {
   struct Dropper {
     void operator()(pqc_sequence* sequence) const { pqc_sequence_drop(sequence); }
   };
-  static std::vector<pqc_layer_rows> RowsToC(std::span<const LayerRows> layers) {
-    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
-    for (size_t i = 0; i < layers.size(); ++i) {
-      rows[i].layer = layers[i].layer;
-      rows[i].keys = layers[i].keys.c();
-      rows[i].values = layers[i].values.c();
-    }
-    return rows;
-  }
   struct Sizes {
     uint32_t kv_heads = 0;
     uint32_t value_dim = 0;

@@ -231,12 +231,7 @@ class Step {
     }
     std::vector<pqc_row_options> options(names.size());
     for (size_t i = 0; i < names.size(); ++i) options[i] = names[i].c();
-    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
-    for (size_t i = 0; i < layers.size(); ++i) {
-      rows[i].layer = layers[i].layer;
-      rows[i].keys = layers[i].keys.c();
-      rows[i].values = layers[i].values.c();
-    }
+    const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
     return Status(pqc_step_end_with(
         handle_.release(), rows.data(), static_cast<uint32_t>(rows.size()),
         accepted.empty() ? nullptr : accepted.data(), options.empty() ? nullptr : options.data()));

@@ -287,6 +287,7 @@ struct SequenceOptions {
   std::optional<LiveIndex> live_index = {};
   // Ties the sequence to those of other ranks (pqc_sequence_options); at most 64 bytes.
   std::string group_key = {};
+  uint64_t at_least_tokens = 0;  // of a stored prefix, else PQC_NOT_FOUND
 };
 
 // Rows (KV entries) of new tokens in one layer: keys [tokens, kv_heads, key_dim], values [tokens,
@@ -296,6 +297,17 @@ struct LayerRows {
   Tensor keys = {};
   Tensor values = {};
 };
+
+// Returns the structs of the C ABI, which refer to the tensors of `layers`.
+inline std::vector<pqc_layer_rows> LayerRowsToC(std::span<const LayerRows> layers) {
+  std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
+  for (size_t i = 0; i < layers.size(); ++i) {
+    rows[i].layer = layers[i].layer;
+    rows[i].keys = layers[i].keys.c();
+    rows[i].values = layers[i].values.c();
+  }
+  return rows;
+}
 
 // Options of Sequence::BuildIndex (pqc_build_options).
 struct BuildOptions {

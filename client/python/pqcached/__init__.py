@@ -24,7 +24,8 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
 from ._gpu import Gpu, GpuCounts, GpuStep
-from ._library import library as _load
+from ._library import library as _load_library
+from ._load import Load
 from ._names import TokenNames
 from ._operations import Event
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
@@ -38,13 +39,13 @@ __version__ = "0.1.0"
 
 def library_path() -> str:
     """Returns the path of the client library that this process uses; loads the library."""
-    return str(_load()._name)
+    return str(_load_library()._name)
 
 
 __all__ = [
     "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
-    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
+    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
     "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
 ]

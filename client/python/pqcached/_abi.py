@@ -254,6 +254,7 @@ class SequenceOptions(Sized):
         ("group_key_bytes", c_uint64),
         ("content_keys", POINTER(ContentKey)),
         ("content_key_count", c_uint64),
+        ("at_least_tokens", c_uint64),
     ]
 
 
@@ -573,6 +574,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_free": (None, [c_void_p]),
     "pqc_cache_open": (c_uint32, [c_void_p, POINTER(CacheSpec), POINTER(c_void_p)]),
     "pqc_cache_close": (None, [c_void_p]),
+    "pqc_cache_drop": (c_uint32, [c_void_p]),
     "pqc_sequence_create": (c_uint32, [c_void_p, POINTER(c_void_p)]),
     "pqc_sequence_drop": (c_uint32, [c_void_p]),
     "pqc_sequence_id": (c_uint64, [c_void_p]),
@@ -666,4 +668,9 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_operation_close": (c_uint32, [c_void_p, c_uint32]),
     "pqc_client_event_fd": (c_uint32, [c_void_p, c_void_p]),
     "pqc_client_next_event": (c_uint32, [c_void_p, POINTER(Event)]),
+    "pqc_load": (c_uint32, [c_void_p, TokenRange, POINTER(LayerRows), c_uint32]),
+    "pqc_load_begin": (c_uint32, [c_void_p, TokenRange, POINTER(LayerRows), c_uint32, c_void_p,
+        POINTER(c_void_p)]),
+    "pqc_load_wait": (c_uint32, [c_void_p, c_uint32, c_uint32]),
+    "pqc_prefetch": (c_uint32, [c_void_p, TokenRange]),
 }

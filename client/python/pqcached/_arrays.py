@@ -346,10 +346,10 @@ def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -
     return _address(name, array, numpy_dtypes, [torch_dtype], shape)
 
 
-def tensor_to_write(name: str, array: ArrayLike, shape: Tuple[int, ...], device: Device = Device.CPU) -> Tensor:
-    """Returns a tensor of any strides and of a dtype that the cache has, to which a call may write:
-    a numpy array or a torch tensor on the CPU, or a Tensor of one; with Device.CUDA a torch tensor
-    on a GPU, or an array there that has __dlpack__.
+def tensor_to_fill(name: str, array: ArrayLike, device: Device = Device.CPU) -> Tensor:
+    """Returns a tensor of any strides, paged or not, and of a dtype that the cache has, to which a
+    call may write: a numpy array or a torch tensor on the CPU, or a Tensor of one; with Device.CUDA
+    a torch tensor on a GPU, or an array there that has __dlpack__.
     """
     target = tensor(name, array)
     owner = target._owner
@@ -363,10 +363,16 @@ def tensor_to_write(name: str, array: ArrayLike, shape: Tuple[int, ...], device:
         raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array or a torch tensor on the CPU")
     if target.device is not device:
         raise TypeError(f"{name}: on {'the CPU; must be on a GPU' if device is Device.CUDA else 'a GPU; must be on cpu'}")
-    if target.shape != shape:
-        raise InvalidArgument.about(f"{name}.shape", f"{target.shape}, must be {shape}")
     if not writable:
         raise InvalidArgument.about(name, "must be writable (numpy), and not require a gradient (torch)")
+    return target
+
+
+def tensor_to_write(name: str, array: ArrayLike, shape: Tuple[int, ...], device: Device = Device.CPU) -> Tensor:
+    """Returns what tensor_to_fill returns, of this shape."""
+    target = tensor_to_fill(name, array, device)
+    if target.shape != shape:
+        raise InvalidArgument.about(f"{name}.shape", f"{target.shape}, must be {shape}")
     return target
 
 

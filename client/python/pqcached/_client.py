@@ -165,9 +165,20 @@ class Cache(Closable):
         self._group_of: Dict[int, LayerGroup] = {
             int(layer): group for group in groups if group.kind != LayerKind.NONE for layer in group.layers}
 
+    def drop(self) -> None:
+        """Drops the cache in the sidecar, with its cached prefixes, and returns its memory to the
+        machine. The name may be opened again, as another cache.
+
+        Raises FailedPrecondition while a sequence of a session is there or a prefix is pinned, and
+        NotFound when it was dropped before.
+        """
+        with self._handle as cache:
+            check(self._library.pqc_cache_drop(cache))
+
     def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live_index: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
-                        sink_tokens: int = 0, group_key: bytes = b"", content_keys: bytes = b"") -> "Sequence":
+                        sink_tokens: int = 0, group_key: bytes = b"", content_keys: bytes = b"",
+                        at_least_tokens: int = 0) -> "Sequence":
         """Creates a sequence.
 
         token_ids: integers [tokens], the known part of the prompt: the sequence begins with their
@@ -186,13 +197,16 @@ class Cache(Closable):
         the rank has, or had, a sequence under the key and not all are closed; FailedPrecondition
         when the prompt differs from the first rank's, and when the sidecar has restarted since:
         then close the sequences and use the key again on all ranks.
+        at_least_tokens: raises NotFound, and creates nothing, when fewer tokens of the prompt are
+        stored, for engines that have planned with the answer of match_prefix.
         """
         key, group = key_bytes("extra_key", extra_key), key_bytes("group_key", group_key)
         options = abi.SequenceOptions(
             extra_key=key or None, extra_key_bytes=len(key),
             has_live_index=1 if live_index else 0, iterations=uint32("iterations", iterations), index=index.c(),
             seed=uint64("seed", seed), train_tokens=uint64("train_tokens", train_tokens),
-            sink_tokens=uint64("sink_tokens", sink_tokens), group_key=group or None, group_key_bytes=len(group))
+            sink_tokens=uint64("sink_tokens", sink_tokens), group_key=group or None, group_key_bytes=len(group),
+            at_least_tokens=uint64("at_least_tokens", at_least_tokens))
         set_names(options, token_ids, content_keys)
         handle, shared = ctypes.c_void_p(), ctypes.c_uint64()
         with self._handle as cache:

@@ -20,6 +20,7 @@ from ._enums import EventKind
 from ._errors import FailedPrecondition
 from ._handle import Closable, Handle
 from ._library import check, error_of
+from ._load import layer_targets, token_range
 from ._names import TokenNames, pointer_to, row_options
 from ._options import BuildProgress, Index, from_c
 from ._steps import layer_rows
@@ -265,7 +266,7 @@ class AsyncCalls(Closable):
     They work with every asyncio loop that has add_reader. While one that changes the sequence is in
     progress, other changes and steps raise Aborted; a build permits both once it is running. When
     the awaiting task is cancelled, so is the operation: a build at its next codebook, an ingest
-    between two layers. Arrays are then still being read for a while.
+    or a load between two layers. Arrays are then still being read for a while.
     """
 
     _library: Any
@@ -295,6 +296,17 @@ class AsyncCalls(Closable):
             with self._handle as sequence:
                 return int(self._library.pqc_ingest_begin(sequence, first, rows, len(rows), pointer_to(options), None,
                                                           operation))
+
+        await self._operations.run(begin, held)
+
+    async def load_async(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> None:
+        """Like load(). The arrays are written until the operation has ended."""
+        rows, held = layer_targets(layers)
+        chosen = token_range(tokens)
+
+        def begin(operation: Any) -> int:
+            with self._handle as sequence:
+                return int(self._library.pqc_load_begin(sequence, chosen, rows, len(rows), None, operation))
 
         await self._operations.run(begin, held)
 

@@ -17,6 +17,7 @@ from ._enums import LogBase, RowPart
 from ._errors import Aborted, InvalidArgument
 from ._handle import Handle
 from ._library import check, clear_error_text, error_of
+from ._load import Load, layer_targets, token_range
 from ._names import TokenNames, pointer_to, row_options
 from ._operations import AsyncCalls, build_options
 from ._options import (Attention, BuildProgress, Index, LayerGroup, Progress, Scores, Selected, Selection,
@@ -387,6 +388,34 @@ class Sequence(AsyncCalls):
             check(self._library.pqc_fetch_blocks(sequence, layer, abi.TokenRange(begin, end),
                                                 member(RowPart, "part", part), address, size))
         return rows
+
+    def load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> None:
+        """Copies the rows of the tokens [begin, end) to arrays of the engine.
+
+        layers: stored layer -> (keys [tokens, kv_heads, key_dim], values [tokens, kv_heads,
+        value_dim]), which are written: numpy arrays or torch tensors of any strides and dtype, or
+        Paged and PagedSlots. Raises OutOfRange, before anything is written, for tokens that are not
+        stored in a layer.
+        """
+        rows, _held = layer_targets(layers)
+        chosen = token_range(tokens)
+        with self._handle as sequence:
+            check(self._library.pqc_load(sequence, chosen, rows, len(rows)))
+
+    def begin_load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Load:
+        """Begins load() in a thread of the library, layer by layer in the order of `layers`."""
+        rows, held = layer_targets(layers)
+        chosen, operation = token_range(tokens), ctypes.c_void_p()
+        with self._handle as sequence:
+            check(self._library.pqc_load_begin(sequence, chosen, rows, len(rows), None, byref(operation)))
+        assert operation.value
+        return Load(self._library, self._cache._handle, operation.value, len(rows), held)
+
+    def prefetch(self, tokens: Tuple[int, int]) -> None:
+        """Hints that the rows of the tokens [begin, end) will be read soon; never waits."""
+        chosen = token_range(tokens)
+        with self._handle as sequence:
+            check(self._library.pqc_prefetch(sequence, chosen))
 
     def fetch_tokens(self, layer: int, positions: Any, part: RowPart = RowPart.ROW, *,
                      out: Optional[Any] = None) -> Any:

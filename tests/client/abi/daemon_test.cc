@@ -449,6 +449,23 @@ TEST_P(DaemonTest, AdmitsWhatFitsAndPinsAgainstEviction) {
   EXPECT_EQ(sequence.Pin(uint64_t{366} * 24 * 3600 * 1000).code(), PQC_INVALID_ARGUMENT);
 }
 
+TEST_P(DaemonTest, ADroppedCacheIsGoneAndItsNameIsFree) {
+  const Layer layer(300, 18);
+  Cache cache = Must(client_.OpenCache(SpecOf("dropped", {0})));
+  Sequence sequence = Fill(cache, layer, 300);
+  Status refused = cache.Drop();
+  EXPECT_EQ(refused.code(), PQC_FAILED_PRECONDITION) << refused.ToString();
+  EXPECT_EQ(refused.field(), "cache");
+  MustBeOk(sequence.Drop());
+  MustBeOk(cache.Drop());
+  EXPECT_EQ(cache.CreateSequence().status().code(), PQC_NOT_FOUND);
+  refused = cache.Drop();
+  EXPECT_EQ(refused.code(), PQC_NOT_FOUND) << refused.ToString();
+  CacheSpec other = SpecOf("dropped", {0, 1});  // would be refused while the first one was open
+  Cache next = Must(client_.OpenCache(other));
+  MustBeOk(next.CreateSequence().status());
+}
+
 // Two ranks of a model, each with a client of its own.
 TEST_P(DaemonTest, RanksMakeOneSequenceByItsKey) {
   const Layer layer(400, 19);

@@ -345,6 +345,9 @@ class SharingTest(DaemonTest):
             self.assertEqual(other.shared_tokens, matched)
             np.testing.assert_array_equal(other.fetch_blocks(0, (0, matched), RowPart.KEY),
                                           self.layer.keys[:matched].transpose(1, 0, 2))
+        with self.fails(pqcached.NotFound, "at_least_tokens"):
+            cache.create_sequence(self.ids, at_least_tokens=matched + 1)
+        cache.create_sequence(self.ids, at_least_tokens=matched).close()
 
     def test_admission_and_pins(self):
         cache, sequence = self.filled()
@@ -359,6 +362,17 @@ class SharingTest(DaemonTest):
         self.assertGreater(float(pinned["pin_left_seconds"]), 30)
         with self.fails(pqcached.InvalidArgument, "ttl_ms"):
             sequence.pin(1 << 40)
+
+    def test_a_cache_is_dropped(self):
+        cache = self.client.open_cache("dropped", model_fingerprint="1", groups=[group()], capacity_bytes=16 << 20)
+        self.addCleanup(cache.close)
+        sequence = cache.create_sequence()
+        with self.fails(pqcached.FailedPrecondition, "cache"):
+            cache.drop()
+        sequence.drop()
+        cache.drop()
+        with self.fails(pqcached.NotFound, "cache"):
+            cache.drop()
 
     def test_suspended_sequences_answer_again_when_resumed(self):
         _, sequence = self.filled()

@@ -78,15 +78,16 @@ class TokenNamesTest : public ::testing::TestWithParam<pqc_path_choice> {
     uint64_t shared = 0;
     Sequence next = Must(cache_.CreateSequence(options, &shared));
     EXPECT_EQ(shared, tokens);
-    ExpectRows(next, tokens);
+    ExpectRows(next, layer_, tokens);
   }
-  void ExpectRows(Sequence& sequence, uint64_t tokens) {
+  // That the first rows of a sequence are those of `layer`.
+  static void ExpectRows(Sequence& sequence, const Layer& layer, uint64_t tokens) {
     std::vector<float> keys(Layer::kKvHeads * tokens * Layer::kKeyDim);
     for (uint32_t number = 0; number < kLayers; ++number) {
       MustBeOk(sequence.FetchBlocks(number, {0, tokens}, PQC_KEY,
                                     std::as_writable_bytes(std::span(keys))));
       for (uint64_t token = 0; token < tokens; ++token) {
-        ASSERT_EQ(std::memcmp(&keys[token * Layer::kKeyDim], layer_.key(token, 0),
+        ASSERT_EQ(std::memcmp(&keys[token * Layer::kKeyDim], layer.key(token, 0),
                               Layer::kKeyDim * sizeof(float)),
                   0)
             << "token " << token << " of layer " << number;
@@ -183,6 +184,70 @@ TEST_P(TokenNamesTest, ForksHaveTheNamesOfTheTokensThatTheyShare) {
   ExpectShared(1000, 384);
 }
 
+TEST_P(TokenNamesTest, APrefixThatWasPlannedWithIsThereOrNothingIsCreated) {
+  Sequence sequence = Prompt(300);
+  SequenceOptions options;
+  options.prompt.token_ids.assign(ids_.begin(), ids_.begin() + 300);
+  options.at_least_tokens = Match(300);
+  uint64_t shared = 0;
+  Sequence next = Must(cache_.CreateSequence(options, &shared));
+  EXPECT_EQ(shared, 256u);
+  options.at_least_tokens = 257;
+  const std::string sequences = Must(client_.AdminJson("ListSequences", "{}"));
+  const Status refused = cache_.CreateSequence(options).status();
+  EXPECT_EQ(refused.code(), PQC_NOT_FOUND) << refused.ToString();
+  EXPECT_EQ(refused.field(), "options.at_least_tokens");
+  const auto count = [](const std::string& text) {
+    size_t found = 0;
+    for (size_t at = text.find("sequence_id"); at != std::string::npos; ++found) {
+      at = text.find("sequence_id", at + 1);
+    }
+    return found;
+  };
+  EXPECT_EQ(count(Must(client_.AdminJson("ListSequences", "{}"))), count(sequences));
+}
+
+TEST_P(TokenNamesTest, TheRanksOfAModelShareTheSameTokensInTheNextTurn) {
+  const Layer layers[] = {Layer{1000, 1}, Layer{1000, 2}};  // the kv heads of each rank
+  const uint64_t stored[] = {550, 400};  // the second rank was stopped before the first
+  std::vector<Client> clients;
+  std::vector<Cache> caches;
+  const auto create = [&](uint32_t rank, const char* group_key, uint64_t prompt, uint64_t* shared) {
+    SequenceOptions options{.group_key = group_key};
+    options.prompt.token_ids.assign(ids_.begin(), ids_.begin() + static_cast<ptrdiff_t>(prompt));
+    return Must(caches[rank].CreateSequence(options, shared));
+  };
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    clients.push_back(daemon_.OpenClient("default", GetParam()));
+    CacheSpec spec = SpecOf("ranked", {0, 1});
+    spec.rank_group = "group";
+    spec.rank = rank;
+    spec.rank_count = 2;
+    spec.kv_head_begin = rank * Layer::kKvHeads;
+    caches.push_back(Must(clients[rank].OpenCache(spec)));
+  }
+  std::vector<Sequence> sequences;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    sequences.push_back(create(rank, "first", 300, nullptr));
+    MustBeOk(sequences[rank].Append(0, Rows(layers[rank], 0, 300)).status());
+    MustBeOk(sequences[rank].BuildIndex({.iterations = 2, .sink_tokens = kSink}));
+    for (uint64_t position = 300; position < stored[rank]; position += 5) {
+      const StepItem items[] = {{&sequences[rank], position, 5}};
+      Step step = Must(clients[rank].BeginStep(items, nullptr));
+      const TokenNames names = Ids(position, position + 5);
+      MustBeOk(step.End(Rows(layers[rank], position, position + 5), {}, {&names, 1}));
+    }
+    MustBeOk(sequences[rank].Flush());
+  }
+  for (Sequence& sequence : sequences) MustBeOk(sequence.Drop());
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    uint64_t shared = 0;
+    Sequence next = create(rank, "second", 1000, &shared);
+    EXPECT_EQ(shared, 384u) << "rank " << rank;
+    ExpectRows(next, layers[rank], shared);
+  }
+}
+
 TEST_P(TokenNamesTest, TheDecoderNamesTokens) {
   Sequence sequence = Must(cache_.CreateSequence());
   Decoder decoder = Must(Decoder::Open(sequence, selection_));
@@ -243,7 +308,7 @@ TEST_P(TokenNamesTest, ContentKeysNameTokensToo) {
   uint64_t shared = 0;
   Sequence next = Must(cache_.CreateSequence(options, &shared));
   EXPECT_GE(shared, 256u);
-  ExpectRows(next, shared);
+  ExpectRows(next, layer_, shared);
 }
 
 TEST_P(TokenNamesTest, NamesThatAreWrongAreRefusedAndTheirRowsToo) {

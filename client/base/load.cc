@@ -1,0 +1,105 @@
+#include "client/base/load.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "client/base/error.h"
+#include "client/base/pack.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/rows/unpack.h"
+
+namespace pqcached::client {
+namespace {
+
+// Results of at least this size are not read from the caches afterwards.
+constexpr uint64_t kStreamBytes = uint64_t{1} << 20;
+
+ptrdiff_t StrideOf(const TensorView& tensor, uint32_t dim) {
+  return tensor.strides[dim] * static_cast<ptrdiff_t>(kernels::DTypeBytes(tensor.dtype));
+}
+
+// Bytes of rows that are fetched at once.
+constexpr uint64_t kFetchBytes = uint64_t{4} << 20;
+
+FetchView FetchOf(uint64_t sequence_id, const LoadLayer& layer) {
+  return {.sequence_id = sequence_id,
+          .layer = layer.to.layer,
+          .shape = layer.shape,
+          .part = RowPart::kRow};
+}
+
+pqc_status Fetch(Remote& remote, const FetchView& fetch, kvstore::TokenRange tokens,
+                 std::vector<std::byte>* rows) {
+  rows->resize((tokens.end - tokens.begin) * fetch.shape.kv_heads * fetch.shape.row_bytes);
+  RefusalBuffer error;
+  return Report(remote.FetchBlocks(fetch, tokens, rows->data(), &error), error,
+                {{"ranges[0]", "tokens"}});
+}
+
+// The target of a run of tokens, which ReadLoadLayers has checked.
+kernels::UnpackTarget TargetOf(const TensorView& tensor, const PackRun& run) {
+  return {.data = const_cast<std::byte*>(run.data),
+          .dtype = tensor.dtype,
+          .token_stride_bytes = StrideOf(tensor, 0),
+          .head_stride_bytes = StrideOf(tensor, 1),
+          .element_stride_bytes = StrideOf(tensor, 2)};
+}
+
+}  // namespace
+
+void UnpackRun(const LoadLayer& layer, uint64_t first_position, const kvstore::RowRun& run) {
+  const TensorView& keys = layer.to.keys;
+  const TensorView& values = layer.to.values;
+  const uint64_t layer_bytes = keys.shape[0] * (BytesPerIndex(keys) + BytesPerIndex(values));
+  std::array<const std::byte*, kvstore::kMaxKvHeads> rows;
+  std::copy(run.rows.begin(), run.rows.end(), rows.begin());
+  uint64_t index = run.first_position - first_position;
+  const uint64_t end = index + run.token_count;
+  while (index < end) {
+    const PackRun key = RunAt(keys, index, end), value = RunAt(values, index, end);
+    const uint64_t count = std::min(key.count, value.count);
+    kernels::UnpackHeads(kernels::Exec{}, {.token_count = static_cast<uint32_t>(count),
+                                           .key_dim = layer.shape.key_dim,
+                                           .value_dim = layer.shape.value_dim,
+                                           .row_dtype = layer.shape.dtype,
+                                           .row_stride_bytes = layer.shape.row_bytes,
+                                           .rows = {rows.data(), run.rows.size()},
+                                           .key = TargetOf(keys, key),
+                                           .value = TargetOf(values, value),
+                                           .stream = layer_bytes >= kStreamBytes});
+    for (size_t head = 0; head < run.rows.size(); ++head) {
+      rows[head] += count * layer.shape.row_bytes;
+    }
+    index += count;
+  }
+}
+
+pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item) {
+  std::vector<std::byte> rows;
+  for (const LoadLayer& layer : item.layers) {  // is the last row stored?
+    RETURN_IF_ERROR(
+        Fetch(remote, FetchOf(sequence_id, layer), {item.tokens.end - 1, item.tokens.end}, &rows));
+  }
+  for (const LoadLayer& layer : item.layers) {
+    const uint32_t row_bytes = layer.shape.row_bytes;
+    const uint64_t step =
+        std::max<uint64_t>(1, kFetchBytes / (uint64_t{layer.shape.kv_heads} * row_bytes));
+    for (uint64_t begin = item.tokens.begin; begin < item.tokens.end; begin += step) {
+      const uint64_t end = std::min(item.tokens.end, begin + step);
+      RETURN_IF_ERROR(Fetch(remote, FetchOf(sequence_id, layer), {begin, end}, &rows));
+      std::array<const std::byte*, kvstore::kMaxKvHeads> heads;
+      for (uint32_t head = 0; head < layer.shape.kv_heads; ++head) {
+        heads[head] = rows.data() + head * (end - begin) * row_bytes;
+      }
+      UnpackRun(layer, item.tokens.begin,
+                {.first_position = static_cast<uint32_t>(begin),
+                 .token_count = static_cast<uint32_t>(end - begin),
+                 .rows = {heads.data(), layer.shape.kv_heads}});
+    }
+    RETURN_IF_ERROR(item.layer_done());
+  }
+  return PQC_OK;
+}
+
+}  // namespace pqcached::client

@@ -104,7 +104,7 @@ std::vector<History> Histories() {
        .steps = MoveSteps()},
       {.name = "shared tail", .spec = {}, .steps = SharedTailSteps()},
       {.name = "ranks", .spec = {.ranks = true}, .steps = RankSteps()},
-      {.name = "incremental", .spec = {}, .steps = IncrementalSteps()},
+      {.name = "incremental", .spec = {}, .steps = IncrementalSteps(), .fills = true},
       {.name = "directory", .spec = {}, .keeping = Keeping::kDirectory, .steps = HoldSteps()},
       {.name = "strict",
        .spec = {.strict = true},

@@ -74,6 +74,10 @@ for area in "${areas[@]}"; do
     echo "== recovery: kills, frozen processes, model tests, fuzzers" >&2
     measure tests/fault/recovery_rows.py build/bench --json "$rows/recovery.json" >&2
   fi
+  if [ "$area" = engine ]; then
+    echo "== engine: rows stored and loaded, beside Mooncake's store" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/bench/engine/mooncake_peer.py build/bench --json "$rows/engine-mooncake.json" >&2
+  fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue
     echo "== $area: $(basename "$program")" >&2

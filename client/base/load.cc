@@ -20,7 +20,7 @@ ptrdiff_t StrideOf(const TensorView& tensor, uint32_t dim) {
 }
 
 // Bytes of rows that are fetched at once.
-constexpr uint64_t kFetchBytes = uint64_t{4} << 20;
+constexpr uint64_t kFetchBytes = uint64_t{16} << 20;
 
 FetchView FetchOf(uint64_t sequence_id, const LoadLayer& layer) {
   return {.sequence_id = sequence_id,
@@ -77,7 +77,9 @@ void UnpackRun(const LoadLayer& layer, uint64_t first_position, const kvstore::R
 
 pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item) {
   std::vector<std::byte> rows;
-  for (const LoadLayer& layer : item.layers) {  // is the last row stored?
+  // Rows are stored without gaps, so the last one shows whether all are. The first layer's last rows
+  // are the first to be fetched.
+  for (const LoadLayer& layer : item.layers.subspan(1)) {
     RETURN_IF_ERROR(
         Fetch(remote, FetchOf(sequence_id, layer), {item.tokens.end - 1, item.tokens.end}, &rows));
   }
@@ -85,8 +87,8 @@ pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item)
     const uint32_t row_bytes = layer.shape.row_bytes;
     const uint64_t step =
         std::max<uint64_t>(1, kFetchBytes / (uint64_t{layer.shape.kv_heads} * row_bytes));
-    for (uint64_t begin = item.tokens.begin; begin < item.tokens.end; begin += step) {
-      const uint64_t end = std::min(item.tokens.end, begin + step);
+    for (uint64_t end = item.tokens.end; end > item.tokens.begin;) {
+      const uint64_t begin = end - std::min(step, end - item.tokens.begin);
       RETURN_IF_ERROR(Fetch(remote, FetchOf(sequence_id, layer), {begin, end}, &rows));
       std::array<const std::byte*, kvstore::kMaxKvHeads> heads;
       for (uint32_t head = 0; head < layer.shape.kv_heads; ++head) {
@@ -96,6 +98,7 @@ pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item)
                 {.first_position = static_cast<uint32_t>(begin),
                  .token_count = static_cast<uint32_t>(end - begin),
                  .rows = {heads.data(), layer.shape.kv_heads}});
+      end = begin;
     }
     RETURN_IF_ERROR(item.layer_done());
   }

@@ -73,18 +73,29 @@ class AbandonedCalls {
   std::vector<std::unique_ptr<PendingCall>> calls_ PQCACHED_GUARDED_BY(mutex_);
 };
 
-// Starts a unary call whose `reader` is prepared, and waits for it; `response` is part of the call.
-// Returns false when the call is overdue and was left behind.
+// Starts a unary call whose `reader` is prepared; `response` is part of the call.
 template <class Call, class Response>
-bool Await(AbandonedCalls& left_behind, std::unique_ptr<Call>& call, Response* response) {
-  call->reader->StartCall();
-  call->Begin();
-  call->reader->Finish(response, &call->status, call.get());
+void Start(Call& call, Response* response) {
+  call.reader->StartCall();
+  call.Begin();
+  call.reader->Finish(response, &call.status, &call);
+}
+
+// Waits for a unary call that was started. Returns false when it is overdue and was left behind.
+template <class Call>
+bool AwaitStarted(AbandonedCalls& left_behind, std::unique_ptr<Call>& call) {
   void* tag = nullptr;
   bool ok = false;
   if (call->Next(&tag, &ok)) return true;
   left_behind.Add(std::move(call));
   return false;
+}
+
+// Starts a unary call and waits for it.
+template <class Call, class Response>
+bool Await(AbandonedCalls& left_behind, std::unique_ptr<Call>& call, Response* response) {
+  Start(*call, response);
+  return AwaitStarted(left_behind, call);
 }
 
 // State of a unary call of a stub.

@@ -213,6 +213,42 @@ pqc_status RpcRemote::Score(const QueryView& query, const kvstore::IndexDescript
   });
 }
 
+// A call of FetchBlocks that was started before its answer is needed. Left behind when it is not
+// awaited.
+struct RpcRemote::FetchAhead {
+  explicit FetchAhead(AbandonedCalls& calls) : left_behind(calls) {}
+  ~FetchAhead() {
+    if (call) left_behind.Add(std::move(call));
+  }
+  FetchAhead(const FetchAhead&) = delete;
+  FetchAhead& operator=(const FetchAhead&) = delete;
+
+  AbandonedCalls& left_behind;
+  std::unique_ptr<UnaryCall<v1::FetchBlocksResponse>> call;
+};
+
+void RpcRemote::StartFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
+                           FetchAhead* ahead) const {
+  (!in_call_ || in_call_() ? rpcs_ : background_rpcs_) += 1;
+  auto context = std::make_shared<grpc::ClientContext>();
+  Prepare(context.get(), deadline);
+  ahead->call = std::make_unique<UnaryCall<v1::FetchBlocksResponse>>(context);
+  ahead->call->reader = kv_->PrepareAsyncFetchBlocks(context.get(), request, ahead->call->queue());
+  Start(*ahead->call, &ahead->call->response);
+}
+
+grpc::Status RpcRemote::FinishFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
+                                    std::unique_ptr<UnaryCall<v1::FetchBlocksResponse>> started,
+                                    v1::FetchBlocksResponse* response) const {
+  if (started && AwaitStarted(abandoned_calls_, started) && started->status.ok()) {
+    *response = std::move(started->response);
+    return grpc::Status::OK;
+  }
+  return Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncFetchBlocks, context, request, response);
+  });
+}
+
 pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, kvstore::TokenRange tokens,
                                   std::byte* out, RefusalBuffer* error) noexcept {
   return Finish("FetchBlocks", error, [&]() -> grpc::Status {
@@ -222,19 +258,24 @@ pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, kvstore::TokenRange to
     const uint64_t token_count = tokens.end - tokens.begin;
     const uint64_t step =
         std::max<uint64_t>(1, PayloadBytes(kReadPayloadBytes) / (heads * row_bytes));
-    for (uint64_t token = 0; token < token_count; token += step) {
-      const uint64_t count = std::min(step, token_count - token);
+    const auto request_of = [&](uint64_t token) {
       v1::FetchBlocksRequest request;
-      v1::FetchBlocksResponse response;
       request.set_sequence_id(fetch.sequence_id);
       request.set_layer(fetch.layer);
       request.set_part(ToWire(fetch.part));
       v1::TokenRange* range = request.add_ranges();
       range->set_begin(tokens.begin + token);
-      range->set_end(tokens.begin + token + count);
-      RETURN_IF_ERROR(Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
-        return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncFetchBlocks, context, request, &response);
-      }));
+      range->set_end(tokens.begin + std::min(token_count, token + step));
+      return request;
+    };
+    // The sidecar copies the next part while this one is received.
+    FetchAhead ahead(abandoned_calls_);
+    for (uint64_t token = 0; token < token_count; token += step) {
+      const uint64_t count = std::min(step, token_count - token);
+      auto started = std::move(ahead.call);
+      if (token + count < token_count) StartFetch(request_of(token + count), deadline, &ahead);
+      v1::FetchBlocksResponse response;
+      RETURN_IF_ERROR(FinishFetch(request_of(token), deadline, std::move(started), &response));
       if (response.blocks_size() != 1) return BadAnswer("blocks", "must be one");
       std::string reason;
       const std::byte* rows =

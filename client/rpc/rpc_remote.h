@@ -129,6 +129,13 @@ class RpcRemote final : public Remote {
                           uint64_t first_position, const RowBlock& rows);
   grpc::Status IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                 const StagedRows& rows);
+  struct FetchAhead;
+  void StartFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
+                  FetchAhead* ahead) const;
+  // Waits for a call that was started before, or makes the call when there is none or it failed.
+  grpc::Status FinishFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
+                           std::unique_ptr<UnaryCall<v1::FetchBlocksResponse>> started,
+                           v1::FetchBlocksResponse* response) const;
   grpc::Status ScorePart(const QueryView& query, const kvstore::IndexDescriptor& index,
                          kvstore::TokenRange tokens, Deadline deadline,
                          v1::ScoreResponse* response);

@@ -77,8 +77,8 @@ void UnpackRun(const LoadLayer& layer, uint64_t first_position, const kvstore::R
 
 pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item) {
   std::vector<std::byte> rows;
-  // Rows are stored without gaps, so the last one shows whether all are. The first layer's last rows
-  // are the first to be fetched.
+  // Rows are stored without gaps, so the last one shows whether all are. Of the first layer, the
+  // last rows are the first to be fetched.
   for (const LoadLayer& layer : item.layers.subspan(1)) {
     RETURN_IF_ERROR(
         Fetch(remote, FetchOf(sequence_id, layer), {item.tokens.end - 1, item.tokens.end}, &rows));

@@ -28,7 +28,7 @@ pqc_status ReadAllLayers(const CacheState& cache, const pqc_layer_rows* layers,
                          uint32_t layer_count, const TensorPlace& place,
                          std::vector<RowBlock>* blocks);
 
-// Reads the layers of a load of the range `tokens`, and the tensors to which their rows are written.
+// Reads the layers of a load of these tokens, and the tensors to which their rows are written.
 pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
                           uint32_t layer_count, kvstore::TokenRange tokens,
                           const TensorPlace& place, std::vector<LoadLayer>* loads);

@@ -423,8 +423,7 @@ typedef struct pqc_sequence_options {
  * Errors: those of pqc_sequence_create, and
  *         PQC_INVALID_ARGUMENT     token_ids, content_keys, extra_key, group_key, or a field of the
  *                                  live index
- *         PQC_NOT_FOUND            at_least_tokens: the prefix was evicted meanwhile; nothing is
- *                                  created
+ *         PQC_NOT_FOUND            at_least_tokens: fewer are stored; nothing is created
  *         PQC_ALREADY_EXISTS       group_key: this rank has, or had, a sequence under it, and not
  *                                  all ranks' have ended: use that one, or another key
  *         PQC_FAILED_PRECONDITION  group_key: the prompt differs from the first rank's, or the

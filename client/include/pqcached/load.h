@@ -30,8 +30,7 @@ extern "C" {
  * {block, 1, kv_head, dim}.
  *
  * All tokens of all layers must be stored: otherwise the call fails before it writes. After another
- * failure (PQC_ABORTED: the sequence was truncated meanwhile; PQC_UNAVAILABLE) the contents of the
- * tensors are unspecified. On the local path the client copies out of mapped memory, on its threads
+ * failure (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified. On the local path the client copies out of mapped memory, on its threads
  * (pqc_client_set_threads), without an RPC.
  *
  * Errors: PQC_INVALID_ARGUMENT  tokens; a layer, its shape or a stride of 0
@@ -43,8 +42,8 @@ PQC_API pqc_status pqc_load(pqc_sequence* sequence, pqc_token_range tokens,
 
 /* Begins pqc_load, an operation (operation.h) with the `context` of the engine. The layers are
  * copied in the order of the array. Structs, shapes and strides are copied; the tensors' memory,
- * `blocks` and `slots` must stay until the operation has ended. pqc_operation_cancel ends it between
- * two layers. The sequence stays free: steps, rows and other loads go on.
+ * `blocks` and `slots` must stay until the operation has ended, which pqc_operation_cancel makes it
+ * do between two layers. The sequence stays free: steps, rows and other loads go on.
  *
  * Errors: PQC_INVALID_ARGUMENT, PQC_UNIMPLEMENTED and those of pqc_sequence_flush_begin; the other
  * errors of pqc_load are the operation's own */

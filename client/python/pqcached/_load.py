@@ -40,7 +40,8 @@ class Load(Closable):
         self._library = library
         self._layer_count = layer_count
 
-        def close(pointer: int, _held: List[Any] = held) -> None:  # the arrays live as long as the handle
+        # The default argument keeps the arrays alive as long as the handle.
+        def close(pointer: int, _held: List[Any] = held) -> None:
             while library.pqc_operation_close(pointer, 0) == Status.DEADLINE_EXCEEDED:
                 pass
 

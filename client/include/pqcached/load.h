@@ -30,8 +30,9 @@ extern "C" {
  * {block, 1, kv_head, dim}.
  *
  * All tokens of all layers must be stored: otherwise the call fails before it writes. After another
- * failure (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified. On the local path the client copies out of mapped memory, on its threads
- * (pqc_client_set_threads), without an RPC.
+ * failure (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified. On the local
+ * path the client copies out of mapped memory, on its threads (pqc_client_set_threads), without an
+ * RPC.
  *
  * Errors: PQC_INVALID_ARGUMENT  tokens; a layer, its shape or a stride of 0
  *         PQC_OUT_OF_RANGE      tokens that are not stored in a layer

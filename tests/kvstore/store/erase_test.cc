@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "kvstore/memory/file_keeper.h"
+#include "kvstore/sequence/stored_sequences.h"
 #include "tests/kvstore/content.h"
 #include "tests/kvstore/memory_keeper.h"
 
@@ -259,6 +260,17 @@ TEST(DropCacheTest, IsNotRecovered) {
 }
 
 // Sequences that are being created when the cache is dropped are refused or dropped with it.
+TEST(DropCacheTest, ClosesTheCacheBeforeItsEnd) {
+  StoredSequences sequences;
+  ASSERT_TRUE(sequences.Reserve(7, 10).ok());
+  EXPECT_EQ(sequences.CloseCache(7, /*force=*/false).code(),
+            absl::StatusCode::kFailedPrecondition);  // a sequence is being created
+  sequences.Cancel(7);
+  ASSERT_TRUE(sequences.CloseCache(7, /*force=*/false).ok());
+  EXPECT_EQ(sequences.Reserve(7, 10).code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(sequences.Reserve(8, 10).ok());
+}
+
 TEST(DropCacheTest, WhileOthersCreateSequences) {
   SharingStore world(SmallSpec(), OptionsWith(/*strict=*/false));
   for (int round = 0; round < 20; ++round) {

@@ -78,7 +78,9 @@ void PollThroughARestart(const Sidecar& sidecar, Engine& engine, std::vector<dou
     const double took = Microseconds(Clock::now() - begin);
     if (status == PQC_OK && was_refused) return;
     if (status == PQC_OK) continue;
-    Require(status == PQC_UNAVAILABLE, "refused because no worker serves");
+    // DEADLINE_EXCEEDED: the next worker serves, and its lease is on the way.
+    Require(status == PQC_UNAVAILABLE || status == PQC_DEADLINE_EXCEEDED,
+            "refused because no worker serves");
     was_refused = true;
     refused->push_back(took);
     std::this_thread::sleep_for(std::chrono::microseconds(200));  // an engine's other work

@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t kParts = 8;
 constexpr uint64_t kLeastPartBytes = uint64_t{1} << 20;
 // A waiting thread checks at this interval that its call is still in progress.
-constexpr std::chrono::milliseconds kPollInterval(5);
+constexpr std::chrono::milliseconds kLookInterval(5);
 
 TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingPlace* place) {
   return {.dtype = tensor.dtype,
@@ -132,7 +132,7 @@ class Parts {
         own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "", "staging: no slot in time");
         return false;
       }
-      const auto look = std::min(deadline_, now + kPollInterval);
+      const auto look = std::min(deadline_, now + kLookInterval);
       if (!in_flight_.empty()) {
         in_flight_.front().link().Wait(seen, look);
         continue;

@@ -9,27 +9,27 @@
 namespace pqcached::kernels {
 namespace {
 
-constexpr uint32_t kMaxDim = 256;
+constexpr uint32_t kMaxPartDim = 256;
 
 // Keys or values in rows.
-struct RowPart {
+struct PartOfRow {
   uint32_t dim = 0;
   size_t begin_bytes = 0;
 };
 
-std::byte* ElementOf(const UnpackTarget& target, uint32_t token, uint32_t head, uint32_t index) {
+std::byte* PlaceOf(const UnpackTarget& target, uint32_t token, uint32_t head, uint32_t index) {
   return target.data + ptrdiff_t{token} * target.token_stride_bytes +
          ptrdiff_t{head} * target.head_stride_bytes +
          ptrdiff_t{index} * target.element_stride_bytes;
 }
 
 // The specification of one part.
-void UnpackReference(const UnpackArgs& args, const RowPart& part, const UnpackTarget& target) {
+void UnpackReference(const UnpackArgs& args, const PartOfRow& part, const UnpackTarget& target) {
   for (uint32_t head = 0; head < args.rows.size(); ++head) {
     for (uint32_t token = 0; token < args.token_count; ++token) {
       const std::byte* row = args.rows[head] + token * args.row_stride_bytes + part.begin_bytes;
       for (uint32_t i = 0; i < part.dim; ++i) {
-        StoreElement(target.dtype, ElementOf(target, token, head, i), 0,
+        StoreElement(target.dtype, PlaceOf(target, token, head, i), 0,
                      LoadElement(args.row_dtype, row, i));
       }
     }
@@ -40,7 +40,7 @@ void UnpackReference(const UnpackArgs& args, const RowPart& part, const UnpackTa
 // the lines of rows that are read, and those of a transposed target that are written, stay in the
 // cache for a tile.
 template <size_t kBytes>
-void CopyElements(const UnpackArgs& args, const RowPart& part, const UnpackTarget& target) {
+void CopyElements(const UnpackArgs& args, const PartOfRow& part, const UnpackTarget& target) {
   constexpr uint32_t kTileTokens = 32;
   for (uint32_t head = 0; head < args.rows.size(); ++head) {
     for (uint32_t begin = 0; begin < args.token_count; begin += kTileTokens) {
@@ -48,7 +48,7 @@ void CopyElements(const UnpackArgs& args, const RowPart& part, const UnpackTarge
       const std::byte* row = args.rows[head] + begin * args.row_stride_bytes + part.begin_bytes;
       for (uint32_t i = 0; i < part.dim; ++i) {
         const std::byte* from = row + i * kBytes;
-        std::byte* to = ElementOf(target, begin, head, i);
+        std::byte* to = PlaceOf(target, begin, head, i);
         for (uint32_t token = 0; token < count; ++token) {
           std::memcpy(to, from, kBytes);
           to += target.token_stride_bytes;
@@ -59,18 +59,18 @@ void CopyElements(const UnpackArgs& args, const RowPart& part, const UnpackTarge
   }
 }
 
-void UnpackScattered(const UnpackArgs& args, const RowPart& part, const UnpackTarget& target) {
+void UnpackScattered(const UnpackArgs& args, const PartOfRow& part, const UnpackTarget& target) {
   if (target.dtype != args.row_dtype) return UnpackReference(args, part, target);
   if (DTypeBytes(target.dtype) == 2) return CopyElements<2>(args, part, target);
   CopyElements<4>(args, part, target);
 }
 
 #ifdef PQCACHED_X86
-bool IsContiguous(const UnpackTarget& target) {
+bool HasContiguousElements(const UnpackTarget& target) {
   return target.element_stride_bytes == static_cast<ptrdiff_t>(DTypeBytes(target.dtype));
 }
 
-internal::UnpackPart PartOf(const RowPart& part, const UnpackTarget& target) {
+internal::UnpackPart UnpackPartOf(const PartOfRow& part, const UnpackTarget& target) {
   return {.dim = part.dim,
           .to = target.dtype,
           .begin_bytes = part.begin_bytes,
@@ -84,27 +84,27 @@ internal::UnpackPart PartOf(const RowPart& part, const UnpackTarget& target) {
 
 void UnpackHeads(const Exec& exec, const UnpackArgs& args) {
   if (args.token_count == 0 || args.rows.empty()) return;
-  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim > 0 && args.key_dim <= kMaxDim);
-  PQC_CHECK(args.value_dim % 8 == 0 && args.value_dim > 0 && args.value_dim <= kMaxDim);
+  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim > 0 && args.key_dim <= kMaxPartDim);
+  PQC_CHECK(args.value_dim % 8 == 0 && args.value_dim > 0 && args.value_dim <= kMaxPartDim);
   const size_t element_bytes = DTypeBytes(args.row_dtype);
   PQC_CHECK(args.row_stride_bytes >= (args.key_dim + args.value_dim) * element_bytes);
-  const RowPart key{args.key_dim, 0};
-  const RowPart value{args.value_dim, args.key_dim * element_bytes};
+  const PartOfRow key{args.key_dim, 0};
+  const PartOfRow value{args.value_dim, args.key_dim * element_bytes};
 #ifdef PQCACHED_X86
   if (exec.level >= Level::kAvx2) {
-    internal::UnpackCall call{.key = PartOf(key, args.key),
-                              .value = PartOf(value, args.value),
+    internal::UnpackCall call{.key = UnpackPartOf(key, args.key),
+                              .value = UnpackPartOf(value, args.value),
                               .from = args.row_dtype,
                               .token_count = args.token_count,
                               .rows = args.rows.data(),
                               .head_count = static_cast<uint32_t>(args.rows.size()),
                               .row_stride_bytes = args.row_stride_bytes,
                               .stream = args.stream};
-    if (!IsContiguous(args.key)) {
+    if (!HasContiguousElements(args.key)) {
       UnpackScattered(args, key, args.key);
       call.key.dim = 0;
     }
-    if (!IsContiguous(args.value)) {
+    if (!HasContiguousElements(args.value)) {
       UnpackScattered(args, value, args.value);
       call.value.dim = 0;
     }

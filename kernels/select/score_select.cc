@@ -8,7 +8,7 @@
 namespace pqcached::kernels {
 namespace {
 
-constexpr uint32_t kMaxGroupSize = 64;
+constexpr uint32_t kMostHeadsOfGroup = 64;
 
 size_t TokenCount(std::span<const ScoreSpan> spans) {
   size_t token_count = 0;
@@ -38,7 +38,7 @@ size_t ScoreSelectScratchBytes(uint32_t group_size, uint32_t token_count) {
 void ScoreSelect(const Exec& exec, const ScoreSelectArgs& args) {
   const size_t token_count = TokenCount(args.spans);
   const auto k = static_cast<uint32_t>(args.positions.size());
-  PQC_CHECK(args.group_size >= 1 && args.group_size <= kMaxGroupSize);
+  PQC_CHECK(args.group_size >= 1 && args.group_size <= kMostHeadsOfGroup);
   PQC_CHECK(k <= token_count);
   PQC_CHECK(args.scratch.size() >=
             ScoreSelectScratchBytes(args.group_size, static_cast<uint32_t>(token_count)));
@@ -60,9 +60,9 @@ void ScoreSelect(const Exec& exec, const ScoreSelectArgs& args) {
 }
 
 void ScoreValues(const Exec& exec, const ScoreValuesArgs& args) {
-  PQC_CHECK(args.group_size >= 1 && args.group_size <= kMaxGroupSize);
+  PQC_CHECK(args.group_size >= 1 && args.group_size <= kMostHeadsOfGroup);
   PQC_CHECK(args.values.size() == TokenCount(args.spans));
-  Normaliser normalisers[kMaxGroupSize];
+  Normaliser normalisers[kMostHeadsOfGroup];
   if (NeedsNormalisers(args.rule, args.group_size)) FindNormalisers(exec, args, normalisers);
   size_t token = 0;
   for (const ScoreSpan& span : args.spans) {

@@ -21,6 +21,7 @@ inline constexpr uint32_t kEmptySeat = 0xFFFFFFFFu;
 struct SeatItem {
   uint32_t item = kEmptySeat;  // index in the step; kEmptySeat: the seat is unused
   uint32_t query_begin = 0;    // its first query token in packed tensors
+  uint32_t row_end = 0;        // rows of positions below it may be read in this step
 };
 
 struct SeatShape {

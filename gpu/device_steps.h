@@ -19,6 +19,7 @@
 #include "gpu/step_tables.h"
 #include "gpu/steps.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/lists.h"
 #include "kernels/cuda/merge.h"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/rows.h"
@@ -42,9 +43,12 @@ class DeviceSteps final : public Steps {
                  uint32_t* positions, size_t stride, uint32_t* counts) override;
   Outcome Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule, float* output,
                  float* lse) override;
+  Outcome AttendPositions(uint32_t layer, const StepQueries& queries, const StepLists& lists,
+                          float* output, float* lse) override;
   Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) override;
   Outcome End() override;
   Outcome Wait() override;
+  StepRefusal Refused() const override;
   Outcome LockStaging(std::byte* ring, size_t size_bytes, uint32_t slot_count) override;
   Outcome Pack(const StepPack& pack, uint32_t slot) override;
   Outcome WaitPacked(uint32_t slot) override;
@@ -58,6 +62,7 @@ class DeviceSteps final : public Steps {
 
   Status Create(const StepsOptions& options);
   size_t PlaceScratch(void* base);
+  Status ClearListBits();
   Status CreateCaches();
   Status BeginCaches(kernels::cuda::Stream stream);
   Status CheckBatch(const StepBatch& batch) const;
@@ -66,14 +71,23 @@ class DeviceSteps final : public Steps {
   Status BeginBatch(const StepBatch& batch);
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
+  Status ArrangeQueries(const StepQueries& queries);
   Status SelectLayer(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule);
+  Status BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
+                        const float* lse, CaptureId& capture);
+  Status ArrangeLists(uint32_t layer, const StepLists& lists);
   Status Locate(uint32_t layer);
   Status AttendLayer(uint32_t layer, float* output, float* lse);
   Status UpdateCache(uint32_t layer);
   Status UnlockPool();
+  void ClearRefused();
+  kernels::cuda::RefusedElement refused_element(uint32_t layer,
+                                                StepRefusal::Argument argument) const;
   bool all_codes_resident() const { return codes_.IsResident(options_.layer_count - 1); }
   kernels::cuda::SeatShape seat_shape() const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
+
+  static constexpr size_t kRefusedArguments = 3;  // of StepRefusal
 
   StepsOptions options_;
   Device device_;
@@ -88,6 +102,7 @@ class DeviceSteps final : public Steps {
   const std::byte* pool_ = nullptr;
   size_t pool_bytes_ = 0;
   PinnedBuffer fetched_;  // [layers, kv_heads, tokens of a step, row]
+  PinnedBuffer refused_;  // [kRefusedArguments]: RefusedElement::noted by StepRefusal::Argument
   OwnedEvent step_done_;
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
@@ -106,6 +121,7 @@ class DeviceSteps final : public Steps {
   size_t select_scratch_bytes_ = 0;
   uint32_t* positions_ = nullptr;          // [lanes, selected_capacity]
   uint32_t* counts_ = nullptr;             // [lanes]
+  uint32_t* list_bits_ = nullptr;          // [lanes, ListBitWords(token_capacity)]: zero
   const std::byte** addresses_ = nullptr;  // [lanes, selected_capacity]
   uint32_t* row_counts_ = nullptr;         // [lanes]
   std::byte* attend_scratch_ = nullptr;

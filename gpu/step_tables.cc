@@ -104,7 +104,7 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
 void StepTables::InvalidateAll() {
   for (Seat& seat : seats_) seat = {};
   for (Described& one : described_) {
-    one.tokens = 0;
+    one.tokens = one.coded = 0;
     one.spans.clear();
     one.codebooks.clear();
   }
@@ -170,12 +170,16 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
   for (uint32_t item = 0; item < batch.count; ++item) {
     const uint32_t seat = item_seats_[item];
     const bool is_new = previous_seats_[seat].sequence != batch.sequences[item].sequence;
-    host_.seats[seat] = {.item = item, .query_begin = batch.sequences[item].query_begin};
+    host_.seats[seat] = {.item = item,
+                         .query_begin = batch.sequences[item].query_begin,
+                         .row_end = batch.sequences[item].row_end};
     for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
       const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
+                        .row_end = batch.sequences[item].row_end,
                         .seat = seat,
                         .layer = layer,
                         .query_length = batch.query_length,
+                        .selects = batch.selects,
                         .rows = rows,
                         .stream = stream};
       const uint32_t unchanged = is_new ? 0 : batch.sequences[item].unchanged_tokens;
@@ -191,7 +195,8 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
   return uploaded_.Record(stream);
 }
 
-Status StepTables::CheckLayer(const StepLayer& from) const {
+Status StepTables::CheckLayer(const Place& place) const {
+  const StepLayer& from = place.from;
   if (from.candidate_count > options_.range_capacity) {
     return NoRoom("candidate ranges", from.candidate_count, "range_capacity",
                   options_.range_capacity);
@@ -200,11 +205,19 @@ Status StepTables::CheckLayer(const StepLayer& from) const {
     return Invalid("k is " + std::to_string(from.select_count) + ", but selected_capacity is " +
                    std::to_string(options_.selected_capacity));
   }
+  if (place.row_end > options_.token_capacity) {
+    return Invalid("the step reads " + std::to_string(place.row_end) +
+                   " tokens, but token_capacity is " + std::to_string(options_.token_capacity));
+  }
+  if (place.row_end > from.row_tokens) {
+    return Invalid("the step reads " + std::to_string(place.row_end) + " tokens, but only " +
+                   std::to_string(from.row_tokens) + " are stored");
+  }
   if (from.candidate_count == 0) return {};
   const uint32_t end = from.candidates[from.candidate_count - 1].end;
-  if (end > options_.token_capacity) {
-    return Invalid("candidates end at " + std::to_string(end) + ", but token_capacity is " +
-                   std::to_string(options_.token_capacity));
+  if (end > place.row_end) {
+    return Invalid("candidates end at " + std::to_string(end) + ", but the step reads " +
+                   std::to_string(place.row_end) + " tokens");
   }
   if (end <= from.coded_tokens) return {};
   return Invalid("candidates end at " + std::to_string(end) + ", but only " +
@@ -212,35 +225,45 @@ Status StepTables::CheckLayer(const StepLayer& from) const {
 }
 
 Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
-  RETURN_IF_ERROR(CheckLayer(place.from));
+  RETURN_IF_ERROR(CheckLayer(place));
   Described& described = this->described(place.layer, place.seat);
-  uint32_t stable = std::min(unchanged_tokens, described.tokens);
+  uint32_t stable_rows = std::min(unchanged_tokens, described.tokens);
+  uint32_t stable_codes = described.coded;
   for (size_t i = 0; i < described.spans.size(); ++i) {
     const Span& span = described.spans[i];
     const bool is_last = i + 1 == described.spans.size();
     const StepSegment* segment = i < place.from.segment_count ? &place.from.segments[i] : nullptr;
-    if (segment != nullptr && segment->first_position == span.first_position &&
-        segment->rows[0] == span.rows && segment->planes == span.planes &&
-        segment->centroids == span.codebook.centroids &&
-        segment->codebook_generation == span.codebook.codebook_generation &&
-        (is_last || segment->token_count == span.token_count)) {
-      continue;
+    if (segment == nullptr || segment->first_position != span.first_position ||
+        segment->rows[0] != span.rows || (!is_last && segment->token_count != span.token_count)) {
+      stable_rows = std::min(stable_rows, span.first_position);
+      break;
     }
-    stable = std::min(stable, span.first_position);
-    break;
+    if (!place.selects || span.first_position >= described.coded) continue;
+    if (segment->planes != span.planes || segment->centroids != span.codebook.centroids ||
+        segment->codebook_generation != span.codebook.codebook_generation) {
+      stable_codes = std::min(stable_codes, span.first_position);
+    }
   }
-  if (stable < described.tokens || unchanged_tokens == 0) {
-    RETURN_IF_ERROR(InvalidateFrom(place, described, stable));
+  if (stable_rows < described.tokens || unchanged_tokens == 0) {
+    RETURN_IF_ERROR(InvalidateRows(place, described, stable_rows));
+  }
+  described.coded = std::min(stable_codes, stable_rows);
+  while (!described.codebooks.empty() &&
+         described.codebooks.back().first_position >= described.coded) {
+    described.codebooks.pop_back();
+  }
+  if (place.row_end > described.tokens) {
+    RETURN_IF_ERROR(ExtendRows(place, described));
   }
   if (place.from.candidate_count == 0) return {};
-  if (place.from.candidates[place.from.candidate_count - 1].end > described.tokens) {
-    RETURN_IF_ERROR(Extend(place, described));
+  if (place.from.candidates[place.from.candidate_count - 1].end > described.coded) {
+    RETURN_IF_ERROR(ExtendCodes(place, described));
   }
   WriteCodeRanges(place);
   return WriteChunks(place, described);
 }
 
-Status StepTables::InvalidateFrom(const Place& place, Described& described, uint32_t position) {
+Status StepTables::InvalidateRows(const Place& place, Described& described, uint32_t position) {
   uint32_t first_block = 0;
   while (!described.spans.empty() && described.spans.back().first_position >= position) {
     described.spans.pop_back();
@@ -250,9 +273,6 @@ Status StepTables::InvalidateFrom(const Place& place, Described& described, uint
     last.token_count = std::min(last.token_count, position - last.first_position);
     first_block = last.first_block + last.token_count / kBlockSlots;
   }
-  while (!described.codebooks.empty() && described.codebooks.back().first_position >= position) {
-    described.codebooks.pop_back();
-  }
   described.tokens = position;
   WriteRowLanes(place, described);
   const uint32_t first_lane = place.seat * options_.kv_heads;
@@ -261,13 +281,11 @@ Status StepTables::InvalidateFrom(const Place& place, Described& described, uint
       place.stream, first_lane, first_lane + options_.kv_heads, first_block);
 }
 
-// Describes all coded tokens, more than this step needs, so that the following steps need no
-// update.
-Status StepTables::Extend(const Place& place, Described& described) {
-  const uint32_t target = std::min(place.from.coded_tokens, options_.token_capacity);
+// Describes all stored rows, more than this step needs, so that the following steps need no update.
+Status StepTables::ExtendRows(const Place& place, Described& described) {
+  const uint32_t target = std::min(place.from.row_tokens, options_.token_capacity);
   size_t index = described.spans.empty() ? 0 : described.spans.size() - 1;
   uint32_t first_block = described.spans.empty() ? 0 : described.spans.back().first_block;
-  described.spans.resize(index);
   for (; index < place.from.segment_count; ++index) {
     const StepSegment& segment = place.from.segments[index];
     if (segment.first_position >= target) break;
@@ -276,14 +294,31 @@ Status StepTables::Extend(const Place& place, Described& described) {
                     options_.span_capacity);
     }
     const uint32_t end = std::min(segment.first_position + segment.token_count, target);
-    const Span span{
-        .rows = segment.rows[0],
-        .planes = segment.planes,
-        .first_position = segment.first_position,
-        .token_count = end - segment.first_position,
-        .first_block = first_block,
-        .codebook = {segment.centroids, segment.codebook_generation, segment.first_position}};
+    if (index == described.spans.size()) described.spans.emplace_back();
+    Span& span = described.spans[index];
+    span.rows = segment.rows[0];
+    span.first_position = segment.first_position;
+    span.token_count = end - segment.first_position;
+    span.first_block = first_block;
     first_block += BlockCount(span.token_count);
+    WriteSpan(place, segment, span, index);
+  }
+  WriteRowLanes(place, described);
+  described.tokens = target;
+  return {};
+}
+
+// Copies all codes that there are, as ExtendRows describes all rows.
+Status StepTables::ExtendCodes(const Place& place, Described& described) {
+  const uint32_t target = std::min(place.from.coded_tokens, described.tokens);
+  for (size_t index = 0; index < described.spans.size(); ++index) {
+    Span& span = described.spans[index];
+    const uint32_t begin = std::max(span.first_position, described.coded);
+    const uint32_t end = std::min(span.first_position + span.token_count, target);
+    if (begin >= end) continue;
+    const StepSegment& segment = place.from.segments[index];
+    span.planes = segment.planes;
+    span.codebook = {segment.centroids, segment.codebook_generation, span.first_position};
     if (described.codebooks.empty() || described.codebooks.back().centroids != segment.centroids ||
         described.codebooks.back().codebook_generation != segment.codebook_generation) {
       if (described.codebooks.size() >= options_.codebook_capacity) {
@@ -293,15 +328,9 @@ Status StepTables::Extend(const Place& place, Described& described) {
       described.codebooks.push_back(span.codebook);
       RETURN_IF_ERROR(CopyCentroids(place, segment, described.codebooks.size() - 1));
     }
-    const uint32_t begin = std::max(segment.first_position, described.tokens);
-    if (begin < end) {
-      RETURN_IF_ERROR(CopyCodes(place, segment, begin, end));
-    }
-    WriteSpan(place, segment, span, index);
-    described.spans.push_back(span);
+    RETURN_IF_ERROR(CopyCodes(place, segment, begin, end));
   }
-  WriteRowLanes(place, described);
-  described.tokens = target;
+  described.coded = target;
   return {};
 }
 

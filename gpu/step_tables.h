@@ -4,8 +4,9 @@
 // The host writes an image in page-locked memory, and one copy uploads it to the device between
 // steps. For each seat and layer the class remembers what it has described: codes and centroids are
 // copied once, when their tokens first become candidates, in batches as large as the engine's
-// window; spans of rows change equally rarely. State that was rolled back or has moved is
-// invalidated here and in the block cache.
+// window; spans of rows change equally rarely. Rows are described apart from codes, because steps
+// without a selection read rows only. State that was rolled back or has moved is invalidated here
+// and in the block cache.
 //
 // Codes of resident layers (LayerCodes) are copied to the device. Codes of other layers are copied
 // to page-locked memory of this class in the layout of the device. A plane is therefore one range
@@ -91,14 +92,16 @@ class StepTables {
   };
   struct Span {
     const std::byte* rows = nullptr;  // rows of the first head
-    const uint8_t* planes = nullptr;
     uint32_t first_position = 0;
     uint32_t token_count = 0;
     uint32_t first_block = 0;
+    // Of spans that begin below Described::coded.
+    const uint8_t* planes = nullptr;
     Codebook codebook;
   };
   struct Described {
-    uint32_t tokens = 0;
+    uint32_t tokens = 0;  // rows of positions below it
+    uint32_t coded = 0;   // codes of positions below it; at most `tokens`
     std::vector<Span> spans;
     std::vector<Codebook> codebooks;
   };
@@ -114,9 +117,11 @@ class StepTables {
   // One layer of one item of the batch, at its seat.
   struct Place {
     const StepLayer& from;
+    uint32_t row_end;
     uint32_t seat;
     uint32_t layer;
     uint32_t query_length;
+    bool selects;
     const Rows& rows;
     kernels::cuda::Stream stream;
   };
@@ -125,9 +130,10 @@ class StepTables {
   Status FindSeats(const StepBatch& batch);
   void EmptySeats();
   Status Describe(const Place& place, uint32_t unchanged_tokens);
-  Status CheckLayer(const StepLayer& from) const;
-  Status InvalidateFrom(const Place& place, Described& described, uint32_t position);
-  Status Extend(const Place& place, Described& described);
+  Status CheckLayer(const Place& place) const;
+  Status InvalidateRows(const Place& place, Described& described, uint32_t position);
+  Status ExtendRows(const Place& place, Described& described);
+  Status ExtendCodes(const Place& place, Described& described);
   Status CopyCodes(const Place& place, const StepSegment& segment, uint32_t begin, uint32_t end);
   Status CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook);
   std::byte* HostCodes(uint32_t layer, size_t lane) const;

@@ -65,7 +65,7 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
 pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
   if (selection && step->gpu) {
     return Fail(PQC_UNIMPLEMENTED, "selection",
-                "must be NULL on a GPU: the step's selection is used");
+                "must be NULL on a GPU: the selection of pqc_gpu_step_begin is used");
   }
   LayerCall& call = step->call;
   call.given = selection ? &step->call_selection : &step->selection;
@@ -73,7 +73,8 @@ pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
     RETURN_IF_ERROR(ReadSelection(selection, step->cache->default_index, &step->call_selection));
   } else if (!step->has_selection) {
     return Fail(PQC_INVALID_ARGUMENT, "selection",
-                "must not be NULL, because the step has no selection");
+                step->gpu ? "the step has none, and on a GPU pqc_gpu_step_begin takes it"
+                          : "must not be NULL, because the step has no selection");
   }
   call.selection = call.given;
   if (call.shape.has_index()) return PQC_OK;
@@ -172,6 +173,12 @@ pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call) {
   if (call->step->gpu) return ReadDeviceOut(out, call);
   return ReadAttentionOut(AttentionOutFields(out), call->shape, call->step->query_tokens,
                           &call->out);
+}
+
+pqc_status CheckNoCounts(const LayerCall& call) {
+  if (!call.counts) return PQC_OK;
+  return Fail(PQC_UNIMPLEMENTED, "out.counts",
+              "must be NULL in a step on a GPU, where only the device knows them");
 }
 
 pqc_status WaitForTokens(pqc_step& step, size_t i, uint32_t needed) {

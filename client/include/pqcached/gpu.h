@@ -14,6 +14,8 @@
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
  *            or pqc_gpu_step_topk  positions and counts on the device, for engines with their own
  *                                    kernels
+ *            or pqc_step_attend_positions   the same of positions that the engine gives, on the
+ *                                    device
  *            pqc_gpu_merge_tensors   adds the engine's own attention; returns at once
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
@@ -87,7 +89,8 @@ typedef struct pqc_gpu_options {
   int32_t device;               /* CUDA device number */
   uint32_t sequence_capacity;   /* sequences of a step; 0 = 8 */
   uint64_t token_capacity;      /* tokens of the longest sequence, 1 to 2^30; required */
-  uint64_t selected_capacity;   /* largest k; 0 = 4096, or token_capacity if that is less */
+  uint64_t selected_capacity;   /* largest k, and elements of a list of positions; 0 = 4096, or
+                                   token_capacity if that is less */
   uint32_t query_length;        /* longest query of an item, in tokens; 0 = 1 */
   uint32_t segment_capacity;    /* segments of a sequence; 0 = token_capacity / 1024 + 64 */
   uint32_t codebook_capacity;   /* codebooks of a sequence; 0 = token_capacity / 32768 + 2 */
@@ -178,10 +181,14 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
                                        const pqc_tensor* values, const pqc_row_options* options,
                                        void* stream);
 
-/* Begins a step whose tensors are on the device, as pqc_step_begin. options->selection is required,
- * and holds for all layers and calls; all items have the same query_length. `stream` is a
- * cudaStream_t of the device, which orders all work of the step. One step at a time on a pqc_gpu;
- * steps of others, and on the CPU, may run concurrently.
+/* Begins a step whose tensors are on the device, as pqc_step_begin. options->selection holds for
+ * all layers and calls; all items have the same query_length. `stream` is a cudaStream_t of the
+ * device, which orders all work of the step. One step at a time on a pqc_gpu; steps of others, and
+ * on the CPU, may run concurrently.
+ *
+ * A step reads the rows of each item that lie before its window, below query_position + 1 -
+ * window_tokens, and waits for them when it begins. Without a selection (NULL) it reads all rows
+ * below query_position, needs no index, and takes the calls that need no selection.
  *
  * During the step pqc_step_attend takes queries with device PQC_CUDA (their `stream` NULL or the
  * step's) and device pointers output and lse, and returns when the work is launched; its counts are
@@ -190,8 +197,16 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  * call it where the engine waits for the step's tokens anyway. Results may be used only when it
  * returns PQC_OK.
  *
+ * pqc_step_attend_positions takes queries, output and lse likewise, and lists that an indexer of
+ * the engine has left on the device: lists->positions and lists->lengths are device memory, and
+ * lists->capacity is at most selected_capacity. Only the device reads them. A position that is
+ * negative or not among the rows that the step reads is left out, as is what a length has beyond
+ * the capacity; pqc_step_end then returns PQC_INVALID_ARGUMENT with the path of one such element.
+ * out->counts must be NULL. A graph keeps the addresses, list_count and capacity of its capture,
+ * and reads the contents of the lists at each replay.
+ *
  * Errors: those of pqc_step_begin, and
- *         PQC_INVALID_ARGUMENT    no selection, or another index than pqc_gpu_open's; a stream of
+ *         PQC_INVALID_ARGUMENT    a selection with another index than pqc_gpu_open's; a stream of
  *                                 another device, or one that captures; more than the capacities of
  *                                 pqc_gpu_options
  *         PQC_UNIMPLEMENTED       items of different query_length

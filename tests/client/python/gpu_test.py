@@ -97,6 +97,44 @@ class GpuTest(DaemonTest):
         np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
         np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
 
+    def test_positions_of_an_indexer_on_the_device_are_attended_to(self):
+        layer = Layer(TOKENS + 1)
+        stream = emulation.pqcached_emulated_stream()
+        cache = self.cache(LAYERS)
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, cache_tokens=256, gpu_library_path=LIBRARY) as gpu:
+            for number in LAYERS:
+                sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+            queries = DeviceArray(layer.queries[None])
+            output = DeviceArray(np.zeros((1, QUERY_HEADS, VALUE_DIM), np.float32))
+            lse = DeviceArray(np.zeros((1, QUERY_HEADS), np.float32))
+            each = np.full((1, KV_HEADS, 9), -1, np.int32)
+            for head in range(KV_HEADS):
+                each[0, head, :4] = 7, TOKENS - 1, head, 7
+            per_head = [[head, 7, TOKENS - 1] for head in range(KV_HEADS)]
+            with gpu.begin_step([pqcached.StepItem(sequence, TOKENS)], stream=stream) as step:
+                for positions, lengths, right in (
+                        (each, None, per_head),
+                        (each, np.full((1, KV_HEADS), 1, np.uint32), [[7]] * KV_HEADS),
+                        (each[:, 0], None, per_head[:1] * KV_HEADS),
+                        (each[:, 0], np.full(1, 2, np.uint32), [[7, TOKENS - 1]] * KV_HEADS)):
+                    found = step.attend_positions(1, queries, DeviceArray(positions), lengths=(
+                        None if lengths is None else DeviceArray(lengths)), out=(output, lse))
+                    right_output, right_lse = layer.attend([np.asarray(chosen) for chosen in right])
+                    np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                    np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                    self.assertEqual(found.counts.size, 0)
+                with self.fails(TypeError, "positions: ndarray; must be" if not hasattr(np.ndarray, "__dlpack__")
+                                else "positions: on DLPack device 1"):
+                    step.attend_positions(1, queries, each, out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "lists.positions.shape"):
+                    step.attend_positions(1, queries, DeviceArray(np.zeros((2, 9), np.int32)), out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
+                    step.attend_positions(1, queries, DeviceArray(each))
+                step.attend_positions(1, queries, DeviceArray(np.full((1, 3), TOKENS, np.int32)), out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "lists.positions"):
+                    step.end({number: (layer.keys[TOKENS:], layer.values[TOKENS:]) for number in LAYERS})
+
     def test_merges_on_the_device_are_those_of_the_host(self):
         random = np.random.default_rng(5)
         stream = emulation.pqcached_emulated_stream()

@@ -1,0 +1,245 @@
+// DeviceSteps: the calls for one layer, which launch its work on the step's stream.
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "gpu/device_steps.h"
+#include "kernels/base/status_macros.h"
+
+namespace pqcached::gpu {
+
+Status DeviceSteps::CheckLayer(uint32_t layer, const StepQueries& queries) const {
+  if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
+  if (layer >= options_.layer_count) {
+    return {Code::kInvalid,
+            "layer " + std::to_string(layer) + " of " + std::to_string(options_.layer_count)};
+  }
+  return CheckDevicePointer(queries.data, "queries", device_);
+}
+
+Status DeviceSteps::ArrangeQueries(const StepQueries& queries) {
+  return FromKernel(
+      kernels::cuda::ArrangeQueries({.shape = seat_shape(),
+                                     .seats = tables_.seats(),
+                                     .key_dim = options_.key_dim,
+                                     .dtype = queries.dtype,
+                                     .queries = static_cast<const std::byte*>(queries.data),
+                                     .token_stride = queries.token_stride,
+                                     .head_stride = queries.head_stride,
+                                     .dim_stride = queries.dim_stride,
+                                     .lane_queries = lane_queries_},
+                                    stream_),
+      "arranging queries");
+}
+
+Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
+                                kernels::GroupRule rule) {
+  RETURN_IF_ERROR(ArrangeQueries(queries));
+  const StepTables::Layer& tables = tables_.layer(layer);
+  const uint32_t queries_of_lane = query_length_ * options_.group_size;
+  const uint32_t table_capacity = lane_capacity_ * options_.codebook_capacity;
+  kernels::cuda::KernelStatus status = kernels::cuda::BuildTables({.geometry = options_.geometry,
+                                                                   .group_size = queries_of_lane,
+                                                                   .scale = options_.scale,
+                                                                   .task_capacity = table_capacity,
+                                                                   .tasks = tables.tasks,
+                                                                   .tables = score_tables_},
+                                                                  stream_);
+  if (!status.ok()) return FromKernel(status, "building score tables");
+  RETURN_IF_ERROR(codes_.BeginLayer(stream_, layer));
+  status = kernels::cuda::PqSelect(
+      {.geometry = options_.geometry,
+       .group_size = queries_of_lane,
+       .rule = rule,
+       .candidates = {.lane_capacity = lane_capacity_,
+                      .chunk_capacity = lane_capacity_ * tables_.chunk_capacity(),
+                      .lanes = tables.select_lanes,
+                      .chunks = tables.chunks},
+       .table_capacity = table_capacity,
+       .tables = score_tables_,
+       .selection = {.positions = positions_,
+                     .position_stride = options_.selected_capacity,
+                     .counts = counts_},
+       .scratch = select_scratch_,
+       .scratch_bytes = select_scratch_bytes_},
+      stream_);
+  if (!status.ok()) return FromKernel(status, "selecting");
+  return codes_.EndLayer(stream_, layer);
+}
+
+Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                            uint32_t* positions, size_t stride, uint32_t* counts) {
+  return OnDevice(options_.device, [&]() -> Status {
+    RETURN_IF_ERROR(CheckLayer(layer, queries));
+    for (const auto& [memory, name] : {std::pair{positions, "positions"}, {counts, "counts"}}) {
+      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
+    }
+    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
+    const kernels::cuda::KernelStatus arranged =
+        kernels::cuda::ArrangePositions({.shape = seat_shape(),
+                                         .seats = tables_.seats(),
+                                         .lane_positions = positions_,
+                                         .lane_stride = options_.selected_capacity,
+                                         .lane_counts = counts_,
+                                         .positions = positions,
+                                         .stride = stride,
+                                         .counts = counts},
+                                        stream_);
+    if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
+    return codes_.JoinSideStream(stream_);
+  });
+}
+
+Status DeviceSteps::Locate(uint32_t layer) {
+  const StepTables::Layer& tables = tables_.layer(layer);
+  kernels::cuda::LocateRowsArgs args{.lane_capacity = lane_capacity_,
+                                     .lanes = tables.row_lanes,
+                                     .spans = tables.spans,
+                                     .row_stride_bytes = row_bytes_,
+                                     .positions = positions_,
+                                     .position_stride = options_.selected_capacity,
+                                     .counts = counts_,
+                                     .addresses = addresses_,
+                                     .address_stride = options_.selected_capacity,
+                                     .row_counts = row_counts_};
+  if (caches_) args.residency = caches_[layer].residency();
+  if (staging_) {
+    args.missed_rows = staging_->missed_rows();
+    args.missed_counts = staging_->missed_counts();
+  }
+  const kernels::cuda::KernelStatus located = kernels::cuda::LocateRows(args, stream_);
+  if (!located.ok()) return FromKernel(located, "looking up rows");
+  return staging_ ? staging_->StageMissedRows(stream_, addresses_) : Status{};
+}
+
+Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
+  RETURN_IF_ERROR(Locate(layer));
+  const kernels::cuda::KernelStatus attended =
+      kernels::cuda::AttendRows({.shape = attend_shape(query_length_),
+                                 .scale = options_.scale,
+                                 .queries = lane_queries_,
+                                 .addresses = addresses_,
+                                 .address_stride = options_.selected_capacity,
+                                 .row_counts = row_counts_,
+                                 .output = lane_output_,
+                                 .lse = lane_lse_,
+                                 .scratch = attend_scratch_,
+                                 .scratch_bytes = attend_scratch_bytes_},
+                                stream_);
+  if (!attended.ok()) return FromKernel(attended, "attending");
+  return FromKernel(kernels::cuda::ArrangeOutputs({.shape = seat_shape(),
+                                                   .seats = tables_.seats(),
+                                                   .value_dim = options_.value_dim,
+                                                   .lane_output = lane_output_,
+                                                   .lane_lse = lane_lse_,
+                                                   .output = output,
+                                                   .lse = lse},
+                                                  stream_),
+                    "arranging outputs");
+}
+
+Status DeviceSteps::UpdateCache(uint32_t layer) {
+  const StepTables::Layer& tables = tables_.layer(layer);
+  Status status = caches_[layer].EndStep(stream_, tables.row_lanes, tables.spans);
+  updated_[layer] = status.ok();
+  return status;
+}
+
+// Checks what all attentions take, and makes the stream wait for the block cache.
+Status DeviceSteps::BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
+                                   const float* lse, CaptureId& capture) {
+  RETURN_IF_ERROR(CheckLayer(layer, queries));
+  for (const auto& [memory, name] : {std::pair{output, "output"}, {lse, "lse"}}) {
+    RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
+  }
+  RETURN_IF_ERROR(FindCapture(stream_, capture));
+  if (capture.is_capturing && updated_[layer]) {
+    return {Code::kInvalid, "layer " + std::to_string(layer) +
+                                " was launched in this step before it is captured: capture in a "
+                                "step of its own"};
+  }
+  // When a layer is attended twice in a step, the second read must wait for the cache update of the
+  // first.
+  return caches_ && updated_[layer] ? caches_[layer].BeginStep(stream_) : Status{};
+}
+
+Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                            float* output, float* lse) {
+  return OnDevice(options_.device, [&]() -> Status {
+    CaptureId capture;
+    RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
+    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
+    RETURN_IF_ERROR(AttendLayer(layer, output, lse));
+    RETURN_IF_ERROR(codes_.JoinSideStream(stream_));
+    return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
+  });
+}
+
+Status DeviceSteps::ArrangeLists(uint32_t layer, const StepLists& lists) {
+  return FromKernel(
+      kernels::cuda::ArrangeLists(
+          {.shape = seat_shape(),
+           .seats = tables_.seats(),
+           .lists = lists.positions,
+           .lengths = lists.lengths,
+           .list_count = lists.list_count,
+           .capacity = lists.capacity,
+           .token_capacity = options_.token_capacity,
+           .bits = list_bits_,
+           .lane_positions = positions_,
+           .lane_stride = options_.selected_capacity,
+           .lane_counts = counts_,
+           .refused_position = refused_element(layer, StepRefusal::Argument::kListPosition),
+           .refused_length = refused_element(layer, StepRefusal::Argument::kListLength)},
+          stream_),
+      "arranging position lists");
+}
+
+Outcome DeviceSteps::AttendPositions(uint32_t layer, const StepQueries& queries,
+                                     const StepLists& lists, float* output, float* lse) {
+  return OnDevice(options_.device, [&]() -> Status {
+    CaptureId capture;
+    RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
+    if (lists.list_count != 1 && lists.list_count != options_.kv_heads) {
+      return OutOfRange("list_count", lists.list_count, "1 or kv_heads");
+    }
+    if (lists.capacity > options_.selected_capacity) {
+      return OutOfRange("capacity", lists.capacity,
+                        "at most selected_capacity, " + std::to_string(options_.selected_capacity));
+    }
+    if (lists.capacity > 0) {
+      RETURN_IF_ERROR(CheckDevicePointer(lists.positions, "positions", device_));
+    }
+    if (lists.lengths != nullptr) {
+      RETURN_IF_ERROR(CheckDevicePointer(lists.lengths, "lengths", device_));
+    }
+    RETURN_IF_ERROR(ArrangeQueries(queries));
+    RETURN_IF_ERROR(ArrangeLists(layer, lists));
+    RETURN_IF_ERROR(AttendLayer(layer, output, lse));
+    return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
+  });
+}
+
+// Returns where the kernels of a layer note an element of an argument that is out of range.
+kernels::cuda::RefusedElement DeviceSteps::refused_element(uint32_t layer,
+                                                           StepRefusal::Argument argument) const {
+  return {static_cast<unsigned long long*>(refused_.data()) + static_cast<size_t>(argument), layer};
+}
+
+void DeviceSteps::ClearRefused() { std::memset(refused_.data(), 0, refused_.size_bytes()); }
+
+StepRefusal DeviceSteps::Refused() const {
+  const auto* noted = static_cast<const unsigned long long*>(refused_.data());
+  for (size_t argument = 1; argument < kRefusedArguments; ++argument) {
+    if (noted[argument] == 0) continue;
+    const unsigned long long element = noted[argument] - 1;
+    return {.argument = static_cast<StepRefusal::Argument>(argument),
+            .layer = static_cast<uint32_t>(element >> kernels::cuda::kRefusedTagShift),
+            .element = element & ((1ULL << kernels::cuda::kRefusedTagShift) - 1)};
+  }
+  return {};
+}
+
+}  // namespace pqcached::gpu

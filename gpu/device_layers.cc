@@ -19,26 +19,29 @@ Status DeviceSteps::CheckLayer(uint32_t layer, const StepQueries& queries) const
   return CheckDevicePointer(queries.data, "queries", device_);
 }
 
-Status DeviceSteps::ArrangeQueries(const StepQueries& queries) {
-  return FromKernel(
-      kernels::cuda::ArrangeQueries({.shape = seat_shape(),
-                                     .seats = tables_.seats(),
-                                     .key_dim = options_.key_dim,
-                                     .dtype = queries.dtype,
-                                     .queries = static_cast<const std::byte*>(queries.data),
-                                     .token_stride = queries.token_stride,
-                                     .head_stride = queries.head_stride,
-                                     .dim_stride = queries.dim_stride,
-                                     .lane_queries = lane_queries_},
-                                    stream_),
-      "arranging queries");
+Status DeviceSteps::ArrangeQueries(const StepQueries& queries, const QueryTokens& tokens) {
+  const int64_t first = tokens.first * queries.token_stride;
+  const std::byte* const data = static_cast<const std::byte*>(queries.data) +
+                                first * static_cast<int64_t>(kernels::DTypeBytes(queries.dtype));
+  return FromKernel(kernels::cuda::ArrangeQueries({.shape = seat_shape(tokens.count),
+                                                   .seats = tables_.seats(),
+                                                   .key_dim = options_.key_dim,
+                                                   .dtype = queries.dtype,
+                                                   .queries = data,
+                                                   .token_stride = queries.token_stride,
+                                                   .head_stride = queries.head_stride,
+                                                   .dim_stride = queries.dim_stride,
+                                                   .lane_queries = lane_queries_},
+                                                  stream_),
+                    "arranging queries");
 }
 
-Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
-                                kernels::GroupRule rule) {
-  RETURN_IF_ERROR(ArrangeQueries(queries));
+// Selects for some query tokens of each item. Called for the tokens of a step in order.
+Status DeviceSteps::SelectTokens(uint32_t layer, const StepQueries& queries,
+                                 kernels::GroupRule rule, const QueryTokens& tokens) {
+  RETURN_IF_ERROR(ArrangeQueries(queries, tokens));
   const StepTables::Layer& tables = tables_.layer(layer);
-  const uint32_t queries_of_lane = query_length_ * options_.group_size;
+  const uint32_t queries_of_lane = tokens.count * options_.group_size;
   const uint32_t table_capacity = lane_capacity_ * options_.codebook_capacity;
   kernels::cuda::KernelStatus status = kernels::cuda::BuildTables({.geometry = options_.geometry,
                                                                    .group_size = queries_of_lane,
@@ -48,7 +51,9 @@ Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
                                                                    .tables = score_tables_},
                                                                   stream_);
   if (!status.ok()) return FromKernel(status, "building score tables");
-  RETURN_IF_ERROR(codes_.BeginLayer(stream_, layer));
+  if (tokens.first == 0) {
+    RETURN_IF_ERROR(codes_.BeginLayer(stream_, layer));
+  }
   status = kernels::cuda::PqSelect(
       {.geometry = options_.geometry,
        .group_size = queries_of_lane,
@@ -66,7 +71,8 @@ Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
        .scratch_bytes = select_scratch_bytes_},
       stream_);
   if (!status.ok()) return FromKernel(status, "selecting");
-  return codes_.EndLayer(stream_, layer);
+  const bool is_last = tokens.first + tokens.count == query_length_;
+  return is_last ? codes_.EndLayer(stream_, layer) : Status{};
 }
 
 Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
@@ -76,18 +82,22 @@ Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels:
     for (const auto& [memory, name] : {std::pair{positions, "positions"}, {counts, "counts"}}) {
       RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
-    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
-    const kernels::cuda::KernelStatus arranged =
-        kernels::cuda::ArrangePositions({.shape = seat_shape(),
-                                         .seats = tables_.seats(),
-                                         .lane_positions = positions_,
-                                         .lane_stride = options_.selected_capacity,
-                                         .lane_counts = counts_,
-                                         .positions = positions,
-                                         .stride = stride,
-                                         .counts = counts},
-                                        stream_);
-    if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
+    for (uint32_t i = 0; i < selection_count(); ++i) {
+      RETURN_IF_ERROR(SelectTokens(layer, queries, rule, TokensOf(i)));
+      const kernels::cuda::KernelStatus arranged =
+          kernels::cuda::ArrangePositions({.shape = seat_shape(query_length_),
+                                           .seats = tables_.seats(),
+                                           .lane_positions = positions_,
+                                           .lane_stride = options_.selected_capacity,
+                                           .lane_counts = counts_,
+                                           .lists_per_item = selection_count(),
+                                           .list = i,
+                                           .positions = positions,
+                                           .stride = stride,
+                                           .counts = counts},
+                                          stream_);
+      if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
+    }
     return codes_.JoinSideStream(stream_);
   });
 }
@@ -114,10 +124,12 @@ Status DeviceSteps::Locate(uint32_t layer) {
   return staging_ ? staging_->StageMissedRows(stream_, addresses_) : Status{};
 }
 
-Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
+// Attends with some query tokens of each item to the rows at their positions.
+Status DeviceSteps::AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output,
+                                 float* lse) {
   RETURN_IF_ERROR(Locate(layer));
   const kernels::cuda::KernelStatus attended =
-      kernels::cuda::AttendRows({.shape = attend_shape(query_length_),
+      kernels::cuda::AttendRows({.shape = attend_shape(tokens.count),
                                  .scale = options_.scale,
                                  .queries = lane_queries_,
                                  .addresses = addresses_,
@@ -129,13 +141,14 @@ Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
                                  .scratch_bytes = attend_scratch_bytes_},
                                 stream_);
   if (!attended.ok()) return FromKernel(attended, "attending");
-  return FromKernel(kernels::cuda::ArrangeOutputs({.shape = seat_shape(),
+  const size_t first = size_t{tokens.first} * options_.kv_heads * options_.group_size;
+  return FromKernel(kernels::cuda::ArrangeOutputs({.shape = seat_shape(tokens.count),
                                                    .seats = tables_.seats(),
                                                    .value_dim = options_.value_dim,
                                                    .lane_output = lane_output_,
                                                    .lane_lse = lane_lse_,
-                                                   .output = output,
-                                                   .lse = lse},
+                                                   .output = output + first * options_.value_dim,
+                                                   .lse = lse + first},
                                                   stream_),
                     "arranging outputs");
 }
@@ -170,8 +183,10 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
   return OnDevice(options_.device, [&]() -> Status {
     CaptureId capture;
     RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
-    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
-    RETURN_IF_ERROR(AttendLayer(layer, output, lse));
+    for (uint32_t i = 0; i < selection_count(); ++i) {
+      RETURN_IF_ERROR(SelectTokens(layer, queries, rule, TokensOf(i)));
+      RETURN_IF_ERROR(AttendTokens(layer, TokensOf(i), output, lse));
+    }
     RETURN_IF_ERROR(codes_.JoinSideStream(stream_));
     return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
@@ -180,7 +195,7 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
 Status DeviceSteps::ArrangeLists(uint32_t layer, const StepLists& lists) {
   return FromKernel(
       kernels::cuda::ArrangeLists(
-          {.shape = seat_shape(),
+          {.shape = seat_shape(query_length_),
            .seats = tables_.seats(),
            .lists = lists.positions,
            .lengths = lists.lengths,
@@ -215,9 +230,9 @@ Outcome DeviceSteps::AttendPositions(uint32_t layer, const StepQueries& queries,
     if (lists.lengths != nullptr) {
       RETURN_IF_ERROR(CheckDevicePointer(lists.lengths, "lengths", device_));
     }
-    RETURN_IF_ERROR(ArrangeQueries(queries));
+    RETURN_IF_ERROR(ArrangeQueries(queries, AllTokens()));
     RETURN_IF_ERROR(ArrangeLists(layer, lists));
-    RETURN_IF_ERROR(AttendLayer(layer, output, lse));
+    RETURN_IF_ERROR(AttendTokens(layer, AllTokens(), output, lse));
     return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }

@@ -182,11 +182,11 @@ Status DeviceSteps::CreateStaging() {
   return {};
 }
 
-kernels::cuda::SeatShape DeviceSteps::seat_shape() const {
+kernels::cuda::SeatShape DeviceSteps::seat_shape(uint32_t query_length) const {
   return {.seat_capacity = options_.sequence_capacity,
           .kv_heads = options_.kv_heads,
           .group_size = options_.group_size,
-          .query_length = query_length_};
+          .query_length = query_length};
 }
 
 kernels::cuda::AttendShape DeviceSteps::attend_shape(uint32_t query_length) const {
@@ -268,6 +268,7 @@ Outcome DeviceSteps::Begin(const StepBatch& batch) {
     }
     RETURN_IF_ERROR(BeginBatch(batch));
     query_length_ = batch.query_length;
+    selects_per_token_ = batch.selects_per_token;
     updated_.assign(options_.layer_count, false);
     return {};
   });

@@ -58,6 +58,12 @@ class DeviceSteps final : public Steps {
                 const char** field) override;
 
  private:
+  // Some query tokens of every item: those that a launch works on.
+  struct QueryTokens {
+    uint32_t first = 0;
+    uint32_t count = 0;
+  };
+
   DeviceSteps() = default;
 
   Status Create(const StepsOptions& options);
@@ -71,20 +77,27 @@ class DeviceSteps final : public Steps {
   Status BeginBatch(const StepBatch& batch);
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
-  Status ArrangeQueries(const StepQueries& queries);
-  Status SelectLayer(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule);
+  Status ArrangeQueries(const StepQueries& queries, const QueryTokens& tokens);
+  Status SelectTokens(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                      const QueryTokens& tokens);
   Status BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
                         const float* lse, CaptureId& capture);
   Status ArrangeLists(uint32_t layer, const StepLists& lists);
   Status Locate(uint32_t layer);
-  Status AttendLayer(uint32_t layer, float* output, float* lse);
+  Status AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output, float* lse);
   Status UpdateCache(uint32_t layer);
   Status UnlockPool();
   void ClearRefused();
   kernels::cuda::RefusedElement refused_element(uint32_t layer,
                                                 StepRefusal::Argument argument) const;
   bool all_codes_resident() const { return codes_.IsResident(options_.layer_count - 1); }
-  kernels::cuda::SeatShape seat_shape() const;
+  QueryTokens AllTokens() const { return {.count = query_length_}; }
+  // Returns the number of selections of an item, and the query tokens that share one.
+  uint32_t selection_count() const { return selects_per_token_ ? query_length_ : 1; }
+  QueryTokens TokensOf(uint32_t selection) const {
+    return selects_per_token_ ? QueryTokens{.first = selection, .count = 1} : AllTokens();
+  }
+  kernels::cuda::SeatShape seat_shape(uint32_t query_length) const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
 
   static constexpr size_t kRefusedArguments = 3;  // of StepRefusal
@@ -106,7 +119,8 @@ class DeviceSteps final : public Steps {
   OwnedEvent step_done_;
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
-  uint32_t query_length_ = 0;           // 0: no step is in progress
+  uint32_t query_length_ = 0;  // 0: no step is in progress
+  bool selects_per_token_ = false;
   bool has_no_unfinished_step_ = true;  // step_done_ covers all work of earlier steps
 
   // Read by Count, which other threads call concurrently with steps.

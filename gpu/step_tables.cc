@@ -178,7 +178,7 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
                         .row_end = batch.sequences[item].row_end,
                         .seat = seat,
                         .layer = layer,
-                        .query_length = batch.query_length,
+                        .query_length = batch.selects_per_token ? 1 : batch.query_length,
                         .selects = batch.selects,
                         .rows = rows,
                         .stream = stream};

@@ -120,7 +120,7 @@ class StepTables {
     uint32_t row_end;
     uint32_t seat;
     uint32_t layer;
-    uint32_t query_length;
+    uint32_t query_length;  // query tokens that share a selection
     bool selects;
     const Rows& rows;
     kernels::cuda::Stream stream;

@@ -10,7 +10,8 @@
 // A *seat* is the place of a sequence on the device across steps: its codes and its blocks in the
 // caches. The data that a step needs about sequences (addresses of rows, candidates, k) is written
 // to device tables between steps. Select and Attend can therefore be captured in a CUDA graph: they
-// launch the same work in every step of the same query length, for any batch.
+// launch the same work in every step of the same query length, for any batch; where query tokens
+// select for themselves, that work is the work of one token for each of them.
 //
 // Thread-compatible: one step at a time.
 #ifndef PQCACHED_GPU_STEPS_H_
@@ -30,7 +31,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 6;
+inline constexpr uint32_t kStepsVersion = 7;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status in a form that can cross the library boundary. Longer messages are truncated.
@@ -116,6 +117,7 @@ struct StepBatch {
   uint32_t query_length = 1;          // query tokens of every item
   const StepLayer* layers = nullptr;  // [count, layer_count]
   bool selects = true;                // false: no layer has candidates, and codes are not described
+  bool selects_per_token = false;     // false: the query tokens of an item share a selection
   const std::byte* pool = nullptr;    // contains all rows, planes and centroids
   size_t pool_bytes = 0;
   void* stream = nullptr;  // a cudaStream_t of the device
@@ -218,8 +220,8 @@ class Steps {
   virtual Outcome ReleasePool() = 0;
 
   // Selects tokens, after Begin and on its stream. positions [items, kv_heads, stride], ascending,
-  // with stride at least selected_capacity, and counts [items, kv_heads] are device memory. May be
-  // captured.
+  // with stride at least selected_capacity, and counts [items, kv_heads] are device memory; with
+  // selects_per_token [items, query tokens, kv_heads, stride], and likewise. May be captured.
   virtual Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          uint32_t* positions, size_t stride, uint32_t* counts) = 0;
   // Selects tokens and attends to them, after Begin and on its stream. output [tokens, query heads,

@@ -249,6 +249,7 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
                                   .query_length = step.items.front().query_length,
                                   .layers = step_layers.data(),
                                   .selects = step.has_selection,
+                                  .selects_per_token = step.select_per_token,
                                   .pool = pool->data(),
                                   .pool_bytes = pool->size_bytes(),
                                   .stream = stream}),

@@ -20,14 +20,15 @@
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
  *
- * A step launches the same work for every step of one query length, whatever sequences it has: an
- * engine may capture the calls between begin and end in a CUDA graph and replay it in later steps
- * in place of the calls, as long as its own tensors remain at their addresses, with room for the
- * items of those steps, and `generation` of pqc_gpu_counts has not changed. Begin and end are
- * called outside of the capture, in every step. A layer cannot be captured in a step that has
- * launched it before: warm up in another step. With codes_bytes, no layer of that step may have
- * been launched before; a graph copies the codes that its layers read, one layer ahead from its
- * second layer on, and once a capture was made, layers that are launched wait for their own copies.
+ * A step launches the same work for every step of one query length, with or without
+ * PQC_STEP_SELECT_PER_TOKEN as in the capture, whatever sequences it has: an engine may capture the
+ * calls between begin and end in a CUDA graph and replay it in later steps in place of the calls,
+ * as long as its own tensors remain at their addresses, with room for the items of those steps, and
+ * `generation` of pqc_gpu_counts has not changed. Begin and end are called outside of the capture,
+ * in every step. A layer cannot be captured in a step that has launched it before: warm up in
+ * another step. With codes_bytes, no layer of that step may have been launched before; a graph
+ * copies the codes that its layers read, one layer ahead from its second layer on, and once a
+ * capture was made, layers that are launched wait for their own copies.
  *
  * CUDA is used by libpqcached_gpu.so only, which pqc_gpu_open loads: this library does not need it.
  * Without a device, an engine uses the same calls with host memory (pqc_step_begin).
@@ -205,6 +206,9 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  * out->counts must be NULL. A graph keeps the addresses, list_count and capacity of its capture,
  * and reads the contents of the lists at each replay.
  *
+ * With PQC_STEP_SELECT_PER_TOKEN, pqc_step_attend and pqc_gpu_step_topk launch the work of one
+ * query token for each query token of an item.
+ *
  * Errors: those of pqc_step_begin, and
  *         PQC_INVALID_ARGUMENT    a selection with another index than pqc_gpu_open's; a stream of
  *                                 another device, or one that captures; more than the capacities of
@@ -220,12 +224,14 @@ PQC_API pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, 
 typedef struct pqc_gpu_positions {
   size_t struct_size;
   /* Device memory, [items, kv_heads, stride]: ascending; elements from the count on are not
-   * written. */
+   * written. With PQC_STEP_SELECT_PER_TOKEN [query tokens of all items, kv_heads, stride]. */
   uint32_t* positions;
   /* Elements per kv head: at least selected_capacity, whatever the step's k, because a captured
    * graph is replayed in other steps. */
   uint64_t stride;
-  uint32_t* counts; /* device memory, [items, kv_heads] */
+  /* Device memory, [items, kv_heads]; with PQC_STEP_SELECT_PER_TOKEN [query tokens of all items,
+   * kv_heads]. */
+  uint32_t* counts;
 } pqc_gpu_positions;
 /* Selects the k best tokens of each item in one layer, on the device: pqc_step_topk in a step of
  * pqc_gpu_step_begin. queries: [query tokens of all items, query_heads, key_dim], on the device.

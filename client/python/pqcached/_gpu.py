@@ -113,9 +113,11 @@ class GpuStep(Step):
 
         positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at
         least selected_capacity, written up to the counts. counts: 32-bit integers [items,
-        kv_heads].
+        kv_heads]. With select_per_token: [query tokens of all items, kv_heads, stride] and [query
+        tokens of all items, kv_heads].
         """
-        heads = (len(self._items), self._items[0].sequence._group(layer).kv_heads)
+        lists = self.query_tokens if self._selects_per_token else len(self._items)
+        heads = (lists, self._items[0].sequence._group(layer).kv_heads)
         stride = tuple(getattr(positions, "shape", ()))[-1:]
         at, held_positions = device_uint32s("positions", positions, heads + stride)
         counts_at, held_counts = device_uint32s("counts", counts, heads)
@@ -181,10 +183,11 @@ class Gpu(Closable):
             check(self._library.pqc_gpu_merge_tensors(gpu, byref(partials.a), byref(partials.b), stream))
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *, stream: int = 0,
-                   timeout_ms: int = 0) -> GpuStep:
+                   timeout_ms: int = 0, select_per_token: bool = False) -> GpuStep:
         """Like Client.begin_step; all items have one query length, and the selection holds for the
         whole step. Without a selection the step needs no index, waits for all rows before the
-        queries, and takes calls that need none: attend_positions.
+        queries, and takes calls that need none: attend_positions. select_per_token: as in
+        Client.begin_step.
 
         Also raises Aborted (another step is in progress), ResourceExhausted (more segments or
         codebooks than there is room for).
@@ -193,4 +196,5 @@ class Gpu(Closable):
             status: int = self._library.pqc_gpu_step_begin(gpu, c_items, count, options, stream, step)
             return status
 
-        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms), begin=begin)
+        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
+                       abi.PQC_STEP_SELECT_PER_TOKEN if select_per_token else 0, begin=begin)

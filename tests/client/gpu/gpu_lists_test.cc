@@ -1,20 +1,10 @@
 // Steps on a GPU that attend to rows which no selection has chosen, by the C++ wrapper: several items of several query
 // tokens. One source for two programs: against the emulation of the device, and the real one.
-#include <cuda_runtime.h>
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <optional>
-#include <span>
+#include <limits>
 #include <vector>
 
-#include "client/gpu/gpu.h"
-#include "pqcached/gpu.hpp"
+#include "tests/client/gpu/gpu_wrapper_fixture.h"
 #include "tests/client/step/positions_case.h"
-#include "tests/client/step/step_fixture.h"
-#include "tests/gpu/device_array.h"
-
-extern "C" const pqcached::gpu::GpuEntry* pqcached_gpu_entry();
 
 namespace pqcached {
 namespace {
@@ -26,65 +16,9 @@ using testing::Must;
 using testing::MustBeOk;
 using testing::PositionsCase;
 using testing::RangeCase;
-using testing::StepTest;
+using testing::SpanOf;
 
-template <typename T>
-std::span<T> SpanOf(const DeviceArray<T>& array) {
-  return {array.data(), array.size()};
-}
-
-class GpuListsTest : public StepTest {
- protected:
-  void SetUp() override {
-    const std::string why = WhyNoDevice();
-    if (!why.empty()) PQC_SKIP("gpu") << "no GPU: " << why;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-    pqc_gpu_options options = PQC_INIT(pqc_gpu_options);
-    options.sequence_capacity = 2;
-    options.token_capacity = 2048;
-    options.selected_capacity = 512;
-    options.query_length = 3;
-    options.codebook_capacity = 6;
-    options.cache_tokens = 256;
-    pqc_gpu* gpu = nullptr;
-    ASSERT_EQ(client::Call([&] {
-                return client::OpenGpu(cache_.get(), &options, pqcached_gpu_entry(), &gpu);
-              }),
-              PQC_OK)
-        << pqc_last_error();
-    gpu_ = Gpu::Adopt(gpu);
-  }
-
-  void TearDown() override {
-    gpu_.reset();
-    if (stream_ != nullptr) {
-      EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
-    }
-  }
-
-  // Queries and results of the query tokens of a step, on the device.
-  struct Tensors {
-    explicit Tensors(const std::vector<float>& numbers)
-        : tokens(numbers.size() / (Layer::kQueryHeads * Layer::kKeyDim)),
-          queries(numbers),
-          output(tokens * testing::kOutput),
-          lse(tokens * Layer::kQueryHeads) {}
-
-    Tensor query() const {
-      return Tensor(SpanOf(queries), {tokens, Layer::kQueryHeads, Layer::kKeyDim}).OnGpu();
-    }
-    Attention Get(cudaStream_t stream) const {
-      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-      return {.output = output.Get(), .lse = lse.Get()};
-    }
-
-    uint64_t tokens;
-    DeviceArray<float> queries, output, lse;
-  };
-
-  cudaStream_t stream_ = nullptr;
-  std::optional<Gpu> gpu_;
-};
+class GpuListsTest : public testing::GpuWrapperTest {};
 
 TEST_F(GpuListsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   const Layer layer(400, 3), other(300, 8);

@@ -135,6 +135,34 @@ class GpuTest(DaemonTest):
                 with self.fails(pqcached.InvalidArgument, "lists.positions"):
                     step.end({number: (layer.keys[TOKENS:], layer.values[TOKENS:]) for number in LAYERS})
 
+    def test_query_tokens_select_for_themselves(self):
+        layer, other = Layer(TOKENS + 2), Layer(TOKENS + 2)
+        other.queries = -layer.queries
+        stream = emulation.pqcached_emulated_stream()
+        cache = self.cache(LAYERS)
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, query_length=2, gpu_library_path=LIBRARY) as gpu:
+            for number in LAYERS:
+                sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+            sequence.build_index(iterations=3, sink_tokens=SINK)
+            selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+            with gpu.begin_step([pqcached.StepItem(sequence, TOKENS, 2)], selection, stream=stream,
+                                select_per_token=True) as step:
+                queries = DeviceArray(np.stack([layer.queries, other.queries]))
+                output = DeviceArray(np.zeros((2, QUERY_HEADS, VALUE_DIM), np.float32))
+                lse = DeviceArray(np.zeros((2, QUERY_HEADS), np.float32))
+                positions = DeviceArray(np.zeros((2, KV_HEADS, 512), np.int32))
+                counts = DeviceArray(np.zeros((2, KV_HEADS), np.uint32))
+                step.topk_on_gpu(0, queries, positions, counts)
+                step.attend(0, queries, out=(output, lse))
+                selected = [[positions.numpy()[token, head, :counts.numpy()[token, head]] for head in range(KV_HEADS)]
+                            for token in range(2)]
+                self.assertFalse((selected[0][0] == selected[1][0]).all())
+                for token, queried in enumerate((layer, other)):
+                    right_output, right_lse = queried.attend(selected[token])
+                    np.testing.assert_allclose(output.numpy()[token], right_output, atol=1e-4)
+                    np.testing.assert_allclose(lse.numpy()[token], right_lse, atol=1e-4)
+
     def test_merges_on_the_device_are_those_of_the_host(self):
         random = np.random.default_rng(5)
         stream = emulation.pqcached_emulated_stream()

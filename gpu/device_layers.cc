@@ -102,7 +102,7 @@ Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels:
   });
 }
 
-Status DeviceSteps::Locate(uint32_t layer) {
+Status DeviceSteps::Locate(uint32_t layer, CacheUse cache_use) {
   const StepTables::Layer& tables = tables_.layer(layer);
   kernels::cuda::LocateRowsArgs args{.lane_capacity = lane_capacity_,
                                      .lanes = tables.row_lanes,
@@ -115,6 +115,7 @@ Status DeviceSteps::Locate(uint32_t layer) {
                                      .address_stride = options_.selected_capacity,
                                      .row_counts = row_counts_};
   if (caches_) args.residency = caches_[layer].residency();
+  if (cache_use == CacheUse::kReadsOnly) args.residency.touches = nullptr;
   if (staging_) {
     args.missed_rows = staging_->missed_rows();
     args.missed_counts = staging_->missed_counts();
@@ -124,23 +125,23 @@ Status DeviceSteps::Locate(uint32_t layer) {
   return staging_ ? staging_->StageMissedRows(stream_, addresses_) : Status{};
 }
 
-// Attends with some query tokens of each item to the rows at their positions.
-Status DeviceSteps::AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output,
-                                 float* lse) {
-  RETURN_IF_ERROR(Locate(layer));
-  const kernels::cuda::KernelStatus attended =
-      kernels::cuda::AttendRows({.shape = attend_shape(tokens.count),
-                                 .scale = options_.scale,
-                                 .queries = lane_queries_,
-                                 .addresses = addresses_,
-                                 .address_stride = options_.selected_capacity,
-                                 .row_counts = row_counts_,
-                                 .output = lane_output_,
-                                 .lse = lane_lse_,
-                                 .scratch = attend_scratch_,
-                                 .scratch_bytes = attend_scratch_bytes_},
-                                stream_);
-  if (!attended.ok()) return FromKernel(attended, "attending");
+// Attends with some query tokens of each item to the rows that Locate has found.
+Status DeviceSteps::AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse) {
+  return FromKernel(kernels::cuda::AttendRows({.shape = attend_shape(tokens.count),
+                                               .scale = options_.scale,
+                                               .queries = lane_queries_,
+                                               .addresses = addresses_,
+                                               .address_stride = options_.selected_capacity,
+                                               .row_counts = row_counts_,
+                                               .output = lane_output,
+                                               .lse = lane_lse,
+                                               .scratch = attend_scratch_,
+                                               .scratch_bytes = attend_scratch_bytes_},
+                                              stream_),
+                    "attending");
+}
+
+Status DeviceSteps::ArrangeOutputs(const QueryTokens& tokens, float* output, float* lse) {
   const size_t first = size_t{tokens.first} * options_.kv_heads * options_.group_size;
   return FromKernel(kernels::cuda::ArrangeOutputs({.shape = seat_shape(tokens.count),
                                                    .seats = tables_.seats(),
@@ -151,6 +152,14 @@ Status DeviceSteps::AttendTokens(uint32_t layer, const QueryTokens& tokens, floa
                                                    .lse = lse + first},
                                                   stream_),
                     "arranging outputs");
+}
+
+// Attends with some query tokens of each item to the rows at their positions.
+Status DeviceSteps::AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output,
+                                 float* lse) {
+  RETURN_IF_ERROR(Locate(layer, CacheUse::kCounts));
+  RETURN_IF_ERROR(AttendLocated(tokens, lane_output_, lane_lse_));
+  return ArrangeOutputs(tokens, output, lse);
 }
 
 Status DeviceSteps::UpdateCache(uint32_t layer) {
@@ -234,6 +243,59 @@ Outcome DeviceSteps::AttendPositions(uint32_t layer, const StepQueries& queries,
     RETURN_IF_ERROR(ArrangeLists(layer, lists));
     RETURN_IF_ERROR(AttendTokens(layer, AllTokens(), output, lse));
     return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
+  });
+}
+
+// Arranges the positions from the `first` one of each item's range on, as many as lanes have room
+// for.
+Status DeviceSteps::ArrangeRanges(uint32_t layer, const uint64_t* ranges, uint64_t first) {
+  return FromKernel(kernels::cuda::ArrangeRanges(
+                        {.shape = seat_shape(query_length_),
+                         .seats = tables_.seats(),
+                         .ranges = ranges,
+                         .first = first,
+                         .lane_positions = positions_,
+                         .lane_stride = options_.selected_capacity,
+                         .lane_counts = counts_,
+                         .refused_range = refused_element(layer, StepRefusal::Argument::kRange)},
+                        stream_),
+                    "arranging ranges");
+}
+
+// Merges the attention of one part of the rows into that of the parts before.
+Status DeviceSteps::AddPart(const QueryTokens& tokens) {
+  return FromKernel(kernels::cuda::MergePartials(
+                        {.query_count = lane_capacity_ * tokens.count * options_.group_size,
+                         .value_dim = options_.value_dim,
+                         .partial_count = 2,
+                         .outputs = {lane_output_, part_output_},
+                         .lses = {lane_lse_, part_lse_},
+                         .output = lane_output_,
+                         .lse = lane_lse_},
+                        stream_),
+                    "merging parts");
+}
+
+// Ranges may have more rows than a selection. They are attended to in parts of selected_capacity
+// rows, as many as the longest item may need: an item that has no more rows adds nothing.
+Outcome DeviceSteps::AttendRanges(uint32_t layer, const StepQueries& queries,
+                                  const uint64_t* ranges, float* output, float* lse) {
+  return OnDevice(options_.device, [&]() -> Status {
+    CaptureId capture;
+    RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
+    RETURN_IF_ERROR(CheckDevicePointer(ranges, "ranges", device_));
+    RETURN_IF_ERROR(ArrangeQueries(queries, AllTokens()));
+    const uint64_t end = capture.is_capturing ? options_.token_capacity : row_end_;
+    for (uint64_t first = 0; first == 0 || first < end; first += options_.selected_capacity) {
+      RETURN_IF_ERROR(ArrangeRanges(layer, ranges, first));
+      RETURN_IF_ERROR(Locate(layer, CacheUse::kReadsOnly));
+      RETURN_IF_ERROR(AttendLocated(AllTokens(), first == 0 ? lane_output_ : part_output_,
+                                    first == 0 ? lane_lse_ : part_lse_));
+      if (first > 0) {
+        RETURN_IF_ERROR(AddPart(AllTokens()));
+      }
+    }
+    return ArrangeOutputs(AllTokens(), output, lse);
   });
 }
 

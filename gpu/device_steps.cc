@@ -106,6 +106,8 @@ size_t DeviceSteps::PlaceScratch(void* base) {
   arena.Place(attend_scratch_, attend_scratch_bytes_);
   arena.Place(lane_output_, queries * options_.value_dim);
   arena.Place(lane_lse_, queries);
+  arena.Place(part_output_, queries * options_.value_dim);
+  arena.Place(part_lse_, queries);
   return arena.size_bytes();
 }
 
@@ -269,6 +271,10 @@ Outcome DeviceSteps::Begin(const StepBatch& batch) {
     RETURN_IF_ERROR(BeginBatch(batch));
     query_length_ = batch.query_length;
     selects_per_token_ = batch.selects_per_token;
+    row_end_ = 0;
+    for (uint32_t i = 0; i < batch.count; ++i) {
+      row_end_ = std::max(row_end_, batch.sequences[i].row_end);
+    }
     updated_.assign(options_.layer_count, false);
     return {};
   });

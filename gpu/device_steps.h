@@ -45,6 +45,8 @@ class DeviceSteps final : public Steps {
                  float* lse) override;
   Outcome AttendPositions(uint32_t layer, const StepQueries& queries, const StepLists& lists,
                           float* output, float* lse) override;
+  Outcome AttendRanges(uint32_t layer, const StepQueries& queries, const uint64_t* ranges,
+                       float* output, float* lse) override;
   Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) override;
   Outcome End() override;
   Outcome Wait() override;
@@ -63,6 +65,9 @@ class DeviceSteps final : public Steps {
     uint32_t first = 0;
     uint32_t count = 0;
   };
+
+  // Whether reads of rows count as requests, by which the block cache chooses its blocks.
+  enum class CacheUse { kCounts, kReadsOnly };
 
   DeviceSteps() = default;
 
@@ -83,7 +88,11 @@ class DeviceSteps final : public Steps {
   Status BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
                         const float* lse, CaptureId& capture);
   Status ArrangeLists(uint32_t layer, const StepLists& lists);
-  Status Locate(uint32_t layer);
+  Status ArrangeRanges(uint32_t layer, const uint64_t* ranges, uint64_t first);
+  Status Locate(uint32_t layer, CacheUse cache_use);
+  Status AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse);
+  Status ArrangeOutputs(const QueryTokens& tokens, float* output, float* lse);
+  Status AddPart(const QueryTokens& tokens);
   Status AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output, float* lse);
   Status UpdateCache(uint32_t layer);
   Status UnlockPool();
@@ -100,7 +109,7 @@ class DeviceSteps final : public Steps {
   kernels::cuda::SeatShape seat_shape(uint32_t query_length) const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
 
-  static constexpr size_t kRefusedArguments = 3;  // of StepRefusal
+  static constexpr size_t kRefusedArguments = 4;  // of StepRefusal
 
   StepsOptions options_;
   Device device_;
@@ -121,6 +130,7 @@ class DeviceSteps final : public Steps {
   kernels::cuda::Stream stream_ = nullptr;
   uint32_t query_length_ = 0;  // 0: no step is in progress
   bool selects_per_token_ = false;
+  uint32_t row_end_ = 0;                // the largest one of the step's items
   bool has_no_unfinished_step_ = true;  // step_done_ covers all work of earlier steps
 
   // Read by Count, which other threads call concurrently with steps.
@@ -142,6 +152,8 @@ class DeviceSteps final : public Steps {
   size_t attend_scratch_bytes_ = 0;
   float* lane_output_ = nullptr;  // [lanes, L, G, value_dim]
   float* lane_lse_ = nullptr;     // [lanes, L, G]
+  float* part_output_ = nullptr;  // likewise, of one part of the rows
+  float* part_lse_ = nullptr;
 };
 
 }  // namespace pqcached::gpu

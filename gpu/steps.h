@@ -31,7 +31,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 7;
+inline constexpr uint32_t kStepsVersion = 8;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status in a form that can cross the library boundary. Longer messages are truncated.
@@ -148,6 +148,7 @@ struct StepRefusal {
     kNone,
     kListPosition,  // negative, or not below row_end of its item
     kListLength,    // more than the capacity
+    kRange,         // begins behind its end, or ends beyond row_end of its item
   };
   Argument argument = Argument::kNone;
   uint32_t layer = 0;
@@ -236,6 +237,12 @@ class Steps {
   // Errors: those of Attend
   virtual Outcome AttendPositions(uint32_t layer, const StepQueries& queries,
                                   const StepLists& lists, float* output, float* lse) = 0;
+  // Attends to the rows of a range of each item, ranges [items, 2] (begin and end) in device
+  // memory, as AttendPositions, but leaves the block caches as they are. Work is launched for the
+  // longest item of the step or, in a capture, for token_capacity rows.
+  // Errors: those of Attend
+  virtual Outcome AttendRanges(uint32_t layer, const StepQueries& queries, const uint64_t* ranges,
+                               float* output, float* lse) = 0;
   // Copies rows of new tokens to the host, between Begin and End. *rows is [kv_heads, token_count,
   // row] in page-locked memory, in the cache's dtype, with [key | value] adjacent. The rows are
   // complete after Wait and valid until the next Begin.

@@ -37,6 +37,7 @@ struct GpuState final : StepDevice {
   pqc_status Begin(pqc_step& step, void* stream) override;
   pqc_status Attend(const LayerCall& call) override;
   pqc_status AttendPositions(const LayerCall& call, const pqc_position_lists& lists) override;
+  pqc_status AttendRanges(const LayerCall& call, const pqc_token_range* of_items) override;
   pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) override;
   pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) override;
   void Release(pqc_step& step) override;

@@ -212,6 +212,11 @@ pqc_status ReportRefused(const GpuState& gpu) {
   if (refused.argument == Argument::kNone) return PQC_OK;
   const uint32_t layer = gpu.layers[refused.layer];
   const auto element = static_cast<unsigned long long>(refused.element);
+  if (refused.argument == Argument::kRange) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("ranges[%llu]", element),
+                "in layer %u it began behind its end, or ended beyond the rows that the step reads",
+                layer);
+  }
   if (refused.argument == Argument::kListLength) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.lengths[%llu]", element),
                 "in layer %u it was more than lists.capacity", layer);
@@ -289,6 +294,16 @@ pqc_status GpuState::AttendPositions(const LayerCall& call, const pqc_position_l
                                                         .list_count = lists.list_count,
                                                         .capacity = lists.capacity},
                                                        call.output, call.lse);
+  return Report(launched, "gpu");
+}
+
+pqc_status GpuState::AttendRanges(const LayerCall& call, const pqc_token_range* of_items) {
+  static_assert(sizeof(pqc_token_range) == 2 * sizeof(uint64_t));
+  uint32_t ordinal = 0;
+  RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
+  const gpu::Outcome launched =
+      steps->AttendRanges(ordinal, QueriesOf(call.queries),
+                          reinterpret_cast<const uint64_t*>(of_items), call.output, call.lse);
   return Report(launched, "gpu");
 }
 

@@ -275,12 +275,13 @@ pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
                              const pqc_token_range* ranges, pqc_step_attention* out) {
   RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
   LayerCall& call = step->call;
-  if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on a GPU, where ranges are not supported");
-  }
   if (!ranges) return Fail(PQC_INVALID_ARGUMENT, "ranges", "must not be NULL");
-  call.ranges = ranges;
   RETURN_IF_ERROR(ReadStepOut(out, &call));
+  if (step->gpu) {
+    RETURN_IF_ERROR(CheckNoCounts(call));
+    return step->gpu->AttendRanges(call, ranges);
+  }
+  call.ranges = ranges;
   pqc_status status = WaitForRanges(call);
   if (status == PQC_OK) status = step->client->reads->StepAttendRange(call);
   if (status != PQC_OK) return AdviseInStep(status, step->no_wait, /*ended=*/false);

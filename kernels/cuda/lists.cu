@@ -1,6 +1,6 @@
-// One block per lane. It sets a bit for every position of the lane's list, and then reads the bits
-// back in order, 128 per thread: the positions ascend, and repeated ones count once, whatever the
-// order of the threads. Bits are cleared as they are read.
+// One block per lane. For lists it sets a bit for every position of the lane's list, and then reads
+// the bits back in order, 128 per thread: the positions ascend, and repeated ones count once,
+// whatever the order of the threads. Bits are cleared as they are read.
 #include "kernels/cuda/lists.h"
 
 #include "kernels/cuda/launch.cuh"
@@ -117,7 +117,39 @@ __global__ void ArrangeListsKernel(ArrangeListsArgs args) {
   ListArranger(args, item).Run();
 }
 
+__global__ void ArrangeRangesKernel(ArrangeRangesArgs args) {
+  const SeatItem item = args.seats[blockIdx.x / args.shape.kv_heads];
+  uint32_t* positions = args.lane_positions + blockIdx.x * args.lane_stride;
+  const uint64_t end = args.first + args.lane_stride;
+  uint64_t before = 0;  // positions of the ranges before this one
+  for (uint32_t i = 0; item.item != kEmptySeat && i < args.ranges_per_item; ++i) {
+    const size_t range = size_t{item.item} * args.ranges_per_item + i;
+    const uint64_t range_begin = args.ranges[2 * range];
+    const uint64_t range_end = args.ranges[2 * range + 1];
+    if (range_begin > range_end || range_end > item.row_end) {
+      if (threadIdx.x == 0) Refuse(args.refused_range, range);
+      continue;
+    }
+    const uint64_t after = before + (range_end - range_begin);
+    for (uint64_t k = Larger(before, args.first) + threadIdx.x; k < Smaller(after, end);
+         k += kThreads) {
+      positions[k - args.first] = static_cast<uint32_t>(range_begin + (k - before));
+    }
+    before = after;
+  }
+  if (threadIdx.x != 0) return;
+  const uint64_t count = before > args.first ? Smaller(before, end) - args.first : 0;
+  args.lane_counts[blockIdx.x] = static_cast<uint32_t>(count);
+}
+
 }  // namespace
+
+KernelStatus ArrangeRanges(const ArrangeRangesArgs& args, Stream stream) {
+  const uint64_t lanes = uint64_t{args.shape.seat_capacity} * args.shape.kv_heads;
+  if (lanes > kMaxLanes || args.lane_stride > UINT32_MAX) return {cudaErrorInvalidValue};
+  return Launch(ArrangeRangesKernel, {dim3(static_cast<uint32_t>(lanes)), kThreads, 0}, stream,
+                args);
+}
 
 KernelStatus ArrangeLists(const ArrangeListsArgs& args, Stream stream) {
   const uint64_t lanes = uint64_t{args.shape.seat_capacity} * args.shape.kv_heads;

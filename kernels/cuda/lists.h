@@ -1,5 +1,5 @@
-// Positions that an engine gives in lists on the device: copies to lanes, as a selection would have
-// left them.
+// Positions that an engine gives on the device, in lists or as ranges: copies to lanes, as a
+// selection would have left them.
 //
 // Lists may have any order and may repeat positions; lanes receive ascending positions without
 // repetitions, because LocateRows (kernels/cuda/rows.h) removes no duplicates. Lists are read on
@@ -50,6 +50,26 @@ struct ArrangeListsArgs {
 //
 // Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
 KernelStatus ArrangeLists(const ArrangeListsArgs& args, Stream stream);
+
+struct ArrangeRangesArgs {
+  SeatShape shape;
+  const SeatItem* seats = nullptr;   // [seat_capacity], in device memory
+  const uint64_t* ranges = nullptr;  // [item, ranges_per_item, 2]: begin and end, in device memory
+  uint32_t ranges_per_item = 1;      // ascending and disjoint; empty ones may lie anywhere
+  // Of the positions of an item's ranges, in order, the lanes get [first, first + lane_stride).
+  uint64_t first = 0;
+  uint32_t* lane_positions = nullptr;  // [lane, lane_stride], written up to the counts
+  size_t lane_stride = 0;
+  uint32_t* lane_counts = nullptr;  // [lane], overwritten
+  RefusedElement refused_range =
+      {};  // begins behind its end, or ends beyond row_end: it is skipped
+};
+
+// Copies a part of the positions of each item's ranges to its lanes. Lanes of empty seats get no
+// positions.
+//
+// Errors: as above.
+KernelStatus ArrangeRanges(const ArrangeRangesArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 

@@ -1,5 +1,5 @@
 // ArrangeLists against ordered sets: lists of any order and length, repetitions, padding, lengths; one list for all
-// kv heads; elements that are out of range.
+// kv heads; elements that are out of range. ArrangeRanges against plain loops.
 #include "kernels/cuda/lists.h"
 
 #include <gtest/gtest.h>
@@ -179,7 +179,88 @@ TEST_F(ListsDeviceTest, ElementsOutOfRangeAreLeftOutAndNoted) {
   expect({{0, 1, 2, 3, 20, 29, 0, 1, 2, 30}, {4, 4}}, 0, 0);
 }
 
+// Ranges of two items, some of them empty, and what their lanes get of them.
+TEST_F(ListsDeviceTest, LanesGetAPartOfTheirRanges) {
+  const std::vector<SeatItem> seats = Seats(900);  // item 0 reads below 600, item 1 below 900
+  const DeviceArray<SeatItem> device_seats(seats);
+  const std::vector<uint64_t> cases[] = {
+      {5, 5, 0, 1},                                          // [2 items, 1 range]
+      {0, 600, 899, 900},                                    //
+      {17, 274, 100, 355},                                   // around the threads of a block
+      {3, 3, 7, 263, 600, 600, 0, 1, 1, 2, 800, 900},        // [2 items, 3 ranges]
+      {0, 255, 256, 257, 300, 600, 2, 2, 900, 900, 5, 900},  //
+  };
+  for (const std::vector<uint64_t>& ranges : cases) {
+    const DeviceArray<uint64_t> device_ranges(ranges);
+    const size_t per_item = ranges.size() / 4;
+    std::vector<uint32_t> all[2];
+    for (size_t i = 0; i < ranges.size(); i += 2) {
+      for (uint64_t k = ranges[i]; k < ranges[i + 1]; ++k) {
+        all[i / 2 / per_item].push_back(static_cast<uint32_t>(k));
+      }
+    }
+    for (const size_t stride : {size_t{1}, size_t{255}, size_t{256}, size_t{257}, size_t{1000}}) {
+      for (const uint64_t first : {uint64_t{0}, uint64_t{1}, uint64_t{stride}, uint64_t{5000}}) {
+        const DeviceArray<uint32_t> positions(std::vector<uint32_t>(kLanes * stride, kUntouched));
+        const DeviceArray<uint32_t> counts(std::vector<uint32_t>(kLanes, kUntouched));
+        Finish(ArrangeRanges({.shape = {.seat_capacity = kSeats, .kv_heads = kKvHeads},
+                              .seats = device_seats.data(),
+                              .ranges = device_ranges.data(),
+                              .ranges_per_item = static_cast<uint32_t>(per_item),
+                              .first = first,
+                              .lane_positions = positions.data(),
+                              .lane_stride = stride,
+                              .lane_counts = counts.data(),
+                              .refused_range = {&noted(0), 5}},
+                             stream_));
+        const std::vector<uint32_t> found = positions.Get(), found_counts = counts.Get();
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+          const uint32_t item = seats[lane / kKvHeads].item;
+          std::vector<uint32_t> right;
+          for (uint64_t k = first; item != kEmptySeat && k < all[item].size(); ++k) {
+            if (right.size() < stride) right.push_back(all[item][k]);
+          }
+          ASSERT_EQ(found_counts[lane], right.size()) << "lane " << lane << " from " << first;
+          const auto begin = found.begin() + static_cast<ptrdiff_t>(lane * stride);
+          ASSERT_TRUE(std::equal(right.begin(), right.end(), begin)) << "lane " << lane;
+          ASSERT_TRUE(right.size() == stride ||
+                      begin[static_cast<ptrdiff_t>(right.size())] == kUntouched);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(noted(0), 0u);
+}
+
+TEST_F(ListsDeviceTest, RangesOutOfRangeAreSkippedAndNoted) {
+  const DeviceArray<SeatItem> seats(Seats(30));  // item 0 reads below 20, item 1 below 30
+  for (const auto& [ranges, element] : {std::pair{std::vector<uint64_t>{0, 21, 0, 30}, 0u},
+                                        {{0, 20, 4, 3}, 1u},
+                                        {{0, 20, 0, uint64_t{1} << 32}, 1u},
+                                        {{UINT64_MAX, 0, 29, 30}, 0u}}) {
+    noted(0) = 0;
+    const DeviceArray<uint64_t> device_ranges(ranges);
+    const DeviceArray<uint32_t> positions(kLanes * 40), counts(kLanes);
+    Finish(ArrangeRanges({.shape = {.seat_capacity = kSeats, .kv_heads = kKvHeads},
+                          .seats = seats.data(),
+                          .ranges = device_ranges.data(),
+                          .lane_positions = positions.data(),
+                          .lane_stride = 40,
+                          .lane_counts = counts.data(),
+                          .refused_range = {&noted(0), 7}},
+                         stream_));
+    EXPECT_EQ(noted(0), (uint64_t{7} << kRefusedTagShift) + element + 1);
+    // Item 1 is in seat 0, item 0 in seat 2.
+    EXPECT_EQ(counts.Get()[element == 0 ? 2 * kKvHeads : 0], 0u);
+    EXPECT_EQ(counts.Get()[element == 0 ? 0 : 2 * kKvHeads],
+              element == 0 ? ranges[3] - ranges[2] : ranges[1] - ranges[0]);
+  }
+}
+
 TEST_F(ListsDeviceTest, RefusesWhatIsOutOfRange) {
+  EXPECT_FALSE(ArrangeRanges({.shape = {65536, 2}, .lane_stride = 8}, stream_).ok());
+  EXPECT_FALSE(ArrangeRanges({.shape = {1, 2}, .lane_stride = size_t{1} << 32}, stream_).ok());
+  EXPECT_TRUE(ArrangeRanges({.shape = {0, 2}, .lane_stride = 8}, stream_).ok());
   EXPECT_FALSE(ArrangeLists({.shape = {1, 2}, .list_count = 3, .lane_stride = 8}, stream_).ok());
   EXPECT_FALSE(ArrangeLists({.shape = {1, 2}, .capacity = 9, .lane_stride = 8}, stream_).ok());
   EXPECT_FALSE(ArrangeLists({.shape = {65536, 2}, .capacity = 8, .lane_stride = 8}, stream_).ok());

@@ -14,6 +14,7 @@
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
  *            or pqc_gpu_step_topk  positions and counts on the device, for engines with their own
  *                                    kernels
+ *            or pqc_step_attend_range   the same of all tokens of a range
  *            or pqc_step_attend_positions   the same of positions that the engine gives, on the
  *                                    device
  *            pqc_gpu_merge_tensors   adds the engine's own attention; returns at once
@@ -205,6 +206,13 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  * the capacity; pqc_step_end then returns PQC_INVALID_ARGUMENT with the path of one such element.
  * out->counts must be NULL. A graph keeps the addresses, list_count and capacity of its capture,
  * and reads the contents of the lists at each replay.
+ *
+ * pqc_step_attend_range takes queries, output and lse likewise, and `ranges` in device memory,
+ * among the rows that the step reads. A range that ends beyond these, or begins behind its end,
+ * counts as empty; pqc_step_end then returns PQC_INVALID_ARGUMENT with its path. out->counts must
+ * be NULL. The rows are attended to in parts of selected_capacity rows, and the block cache does
+ * not count them as requests. A graph has as many parts as token_capacity rows need, most of them
+ * empty where sequences are shorter, and reads the ranges at each replay.
  *
  * With PQC_STEP_SELECT_PER_TOKEN, pqc_step_attend and pqc_gpu_step_topk launch the work of one
  * query token for each query token of an item.

@@ -98,17 +98,17 @@ class Gpu {
                                       &options, stream));
   }
 
-  // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend, AttendPositions
-  // and End take tensors and spans on the device; for positions, Gpu::TopK. timeout_ms: deadline of
-  // the step's waits, in milliseconds; 0 = the client's. flags: PQC_STEP_SELECT_PER_TOKEN, or 0
-  // (pqc_gpu_step_begin).
+  // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend, AttendRange,
+  // AttendPositions and End take tensors and spans on the device; for positions, Gpu::TopK.
+  // timeout_ms: deadline of the step's waits, in milliseconds; 0 = the client's. flags:
+  // PQC_STEP_SELECT_PER_TOKEN, or 0 (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
                          uint32_t timeout_ms = 0, uint64_t flags = 0) {
     return BeginStep(Step::BeginArguments(items, &selection, timeout_ms, flags), stream);
   }
 
-  // Begins a step without a selection, for calls that take none: AttendPositions
-  // (pqc_gpu_step_begin).
+  // Begins a step without a selection, for calls that take none: AttendRange and
+  // AttendPositions (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, void* stream, uint32_t timeout_ms = 0) {
     return BeginStep(Step::BeginArguments(items, nullptr, timeout_ms), stream);
   }

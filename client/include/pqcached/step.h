@@ -232,11 +232,13 @@ PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_ten
 /* Attends exactly to the rows of ranges[i] for item i, ranges [items], as pqc_attend_range does:
  * causally, without an index or a selection. Waits until the rows of the ranges are stored. A range
  * may be empty, and must not go beyond the item's query_position. counts [items]: the number of
- * rows of each range. Results may be used only after pqc_step_end has returned PQC_OK.
+ * rows of each range. Results may be used only after pqc_step_end has returned PQC_OK. In a step on
+ * a GPU queries, ranges, output and lse are device memory: see pqc_gpu_step_begin.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries, ranges[i]
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity
- *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for
+ *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for
+ *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU
  *         and those of pqc_step_topk but for the index's */
 PQC_API pqc_status pqc_step_attend_range(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                          const pqc_token_range* ranges, pqc_step_attention* out);

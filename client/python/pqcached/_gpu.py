@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
-from ._arrays import ArrayLike, device_floats, device_uint32s, tensor
+from ._arrays import ArrayLike, device_floats, device_uint32s, device_uint64s, tensor
 from ._enums import Device, LogBase
 from ._errors import InvalidArgument
 from ._handle import Closable, Handle
@@ -42,7 +42,7 @@ class GpuCounts:
 class GpuStep(Step):
     """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
-    attend, attend_positions and topk_on_gpu return when their work is launched; end waits for it,
+    attend, attend_range, attend_positions and topk_on_gpu return when their work is launched; end waits for it,
     and takes rows on the device or on the host.
     """
 
@@ -62,6 +62,26 @@ class GpuStep(Step):
                                                 byref(attention)))
         del held
         return found
+
+    def attend_range(self, layer: int, queries: ArrayLike, ranges: Any, *,
+                     out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+        """Like Step.attend_range, with all arrays on the device: ranges are 64-bit integers [items, 2],
+        begin and end, and `out` is as in attend.
+
+        The returned counts are empty: only the device knows them. end() raises InvalidArgument when
+        a range was out of range.
+        """
+        if out is None:
+            raise InvalidArgument.about("out", "must be arrays on the device in a step on a GPU")
+        at, held_ranges = device_uint64s("ranges", ranges, (len(self._items), 2))
+        attention, held = self._device_attention(layer, out)
+        borrowed = tensor("queries", queries)
+        with self._handle as step:
+            check(self._library.pqc_step_attend_range(step, uint32("layer", layer), byref(borrowed.c),
+                                                      ctypes.cast(at, ctypes.POINTER(abi.TokenRange)),
+                                                      byref(attention)))
+        del held, held_ranges
+        return StepAttention(out[0], out[1], np.empty(0, np.uint32))
 
     def attend_positions(self, layer: int, queries: ArrayLike, positions: Any, lengths: Optional[Any] = None, *,
                          out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
@@ -186,8 +206,8 @@ class Gpu(Closable):
                    timeout_ms: int = 0, select_per_token: bool = False) -> GpuStep:
         """Like Client.begin_step; all items have one query length, and the selection holds for the
         whole step. Without a selection the step needs no index, waits for all rows before the
-        queries, and takes calls that need none: attend_positions. select_per_token: as in
-        Client.begin_step.
+        queries, and takes calls that need none: attend_range and attend_positions. select_per_token:
+        as in Client.begin_step.
 
         Also raises Aborted (another step is in progress), ResourceExhausted (more segments or
         codebooks than there is room for).

@@ -30,10 +30,15 @@ class GpuWrapperTest : public StepTest {
     const std::string why = WhyNoDevice();
     if (!why.empty()) PQC_SKIP("gpu") << "no GPU: " << why;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    Open(512);
+  }
+
+  void Open(uint64_t selected_capacity) {
+    gpu_.reset();
     pqc_gpu_options options = PQC_INIT(pqc_gpu_options);
     options.sequence_capacity = 2;
     options.token_capacity = 2048;
-    options.selected_capacity = 512;
+    options.selected_capacity = selected_capacity;
     options.query_length = 3;
     options.codebook_capacity = 6;
     options.cache_tokens = 256;

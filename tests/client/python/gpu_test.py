@@ -124,6 +124,14 @@ class GpuTest(DaemonTest):
                     np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
                     np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
                     self.assertEqual(found.counts.size, 0)
+                step.attend_range(1, queries, DeviceArray(np.array([[3, TOKENS]])), out=(output, lse))
+                right_output, right_lse = layer.attend([range(3, TOKENS)] * KV_HEADS)
+                np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                with self.fails(TypeError, "ranges: dtype"):
+                    step.attend_range(1, queries, DeviceArray(np.array([[3, 4]], np.int32)), out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
+                    step.attend_range(1, queries, DeviceArray(np.array([[3, 4]])))
                 with self.fails(TypeError, "positions: ndarray; must be" if not hasattr(np.ndarray, "__dlpack__")
                                 else "positions: on DLPack device 1"):
                     step.attend_positions(1, queries, each, out=(output, lse))

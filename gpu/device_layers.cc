@@ -19,6 +19,11 @@ Status DeviceSteps::CheckLayer(uint32_t layer, const StepQueries& queries) const
   return CheckDevicePointer(queries.data, "queries", device_);
 }
 
+Status DeviceSteps::CheckSelects(uint32_t layer) const {
+  if (kinds_[layer] == StepLayerKind::kSelected) return {};
+  return {Code::kInvalid, "layer " + std::to_string(layer) + " has no index to select by"};
+}
+
 Status DeviceSteps::ArrangeQueries(const StepQueries& queries, const QueryTokens& tokens) {
   const int64_t first = tokens.first * queries.token_stride;
   const std::byte* const data = static_cast<const std::byte*>(queries.data) +
@@ -52,7 +57,7 @@ Status DeviceSteps::SelectTokens(uint32_t layer, const StepQueries& queries,
                                                                   stream_);
   if (!status.ok()) return FromKernel(status, "building score tables");
   if (tokens.first == 0) {
-    RETURN_IF_ERROR(codes_.BeginLayer(stream_, layer));
+    RETURN_IF_ERROR(codes_.BeginLayer(stream_, tables_.code_layer(layer)));
   }
   status = kernels::cuda::PqSelect(
       {.geometry = options_.geometry,
@@ -72,13 +77,14 @@ Status DeviceSteps::SelectTokens(uint32_t layer, const StepQueries& queries,
       stream_);
   if (!status.ok()) return FromKernel(status, "selecting");
   const bool is_last = tokens.first + tokens.count == query_length_;
-  return is_last ? codes_.EndLayer(stream_, layer) : Status{};
+  return is_last ? codes_.EndLayer(stream_, tables_.code_layer(layer)) : Status{};
 }
 
 Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                             uint32_t* positions, size_t stride, uint32_t* counts) {
   return OnDevice(options_.device, [&]() -> Status {
     RETURN_IF_ERROR(CheckLayer(layer, queries));
+    RETURN_IF_ERROR(CheckSelects(layer));
     for (const auto& [memory, name] : {std::pair{positions, "positions"}, {counts, "counts"}}) {
       RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
@@ -192,6 +198,16 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
   return OnDevice(options_.device, [&]() -> Status {
     CaptureId capture;
     RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
+    if (kinds_[layer] == StepLayerKind::kFull) {
+      const ItemRanges candidates{
+          .ranges = tables_.full_ranges(),
+          .count = options_.range_capacity,
+          .token_count = capture.is_capturing ? options_.token_capacity : row_end_};
+      return AttendInParts(layer, queries, candidates, output, lse);
+    }
+    if (kinds_[layer] == StepLayerKind::kWindow) {
+      return AttendInParts(layer, queries, {}, output, lse);
+    }
     for (uint32_t i = 0; i < selection_count(); ++i) {
       RETURN_IF_ERROR(SelectTokens(layer, queries, rule, TokensOf(i)));
       RETURN_IF_ERROR(AttendTokens(layer, TokensOf(i), output, lse));
@@ -246,19 +262,19 @@ Outcome DeviceSteps::AttendPositions(uint32_t layer, const StepQueries& queries,
   });
 }
 
-// Arranges the positions from the `first` one of each item's range on, as many as lanes have room
+// Arranges the positions from the `first` one of each item's ranges on, as many as lanes have room
 // for.
-Status DeviceSteps::ArrangeRanges(uint32_t layer, const uint64_t* ranges, uint64_t first) {
-  return FromKernel(kernels::cuda::ArrangeRanges(
-                        {.shape = seat_shape(query_length_),
-                         .seats = tables_.seats(),
-                         .ranges = ranges,
-                         .first = first,
-                         .lane_positions = positions_,
-                         .lane_stride = options_.selected_capacity,
-                         .lane_counts = counts_,
-                         .refused_range = refused_element(layer, StepRefusal::Argument::kRange)},
-                        stream_),
+Status DeviceSteps::ArrangeRanges(const ItemRanges& ranges, uint64_t first) {
+  return FromKernel(kernels::cuda::ArrangeRanges({.shape = seat_shape(query_length_),
+                                                  .seats = tables_.seats(),
+                                                  .ranges = ranges.ranges,
+                                                  .ranges_per_item = ranges.count,
+                                                  .first = first,
+                                                  .lane_positions = positions_,
+                                                  .lane_stride = options_.selected_capacity,
+                                                  .lane_counts = counts_,
+                                                  .refused_range = ranges.refused},
+                                                 stream_),
                     "arranging ranges");
 }
 
@@ -278,24 +294,36 @@ Status DeviceSteps::AddPart(const QueryTokens& tokens) {
 
 // Ranges may have more rows than a selection. They are attended to in parts of selected_capacity
 // rows, as many as the longest item may need: an item that has no more rows adds nothing.
+Status DeviceSteps::AttendInParts(uint32_t layer, const StepQueries& queries,
+                                  const ItemRanges& ranges, float* output, float* lse) {
+  const QueryTokens tokens = AllTokens();
+  RETURN_IF_ERROR(ArrangeQueries(queries, tokens));
+  for (uint64_t first = 0; first == 0 || first < ranges.token_count;
+       first += options_.selected_capacity) {
+    RETURN_IF_ERROR(ArrangeRanges(ranges, first));
+    RETURN_IF_ERROR(Locate(layer, CacheUse::kReadsOnly));
+    if (first == 0) {
+      RETURN_IF_ERROR(AttendLocated(tokens, lane_output_, lane_lse_));
+    } else {
+      RETURN_IF_ERROR(AttendLocated(tokens, part_output_, part_lse_));
+      RETURN_IF_ERROR(AddPart(tokens));
+    }
+  }
+  return ArrangeOutputs(tokens, output, lse);
+}
+
 Outcome DeviceSteps::AttendRanges(uint32_t layer, const StepQueries& queries,
                                   const uint64_t* ranges, float* output, float* lse) {
   return OnDevice(options_.device, [&]() -> Status {
     CaptureId capture;
     RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
     RETURN_IF_ERROR(CheckDevicePointer(ranges, "ranges", device_));
-    RETURN_IF_ERROR(ArrangeQueries(queries, AllTokens()));
-    const uint64_t end = capture.is_capturing ? options_.token_capacity : row_end_;
-    for (uint64_t first = 0; first == 0 || first < end; first += options_.selected_capacity) {
-      RETURN_IF_ERROR(ArrangeRanges(layer, ranges, first));
-      RETURN_IF_ERROR(Locate(layer, CacheUse::kReadsOnly));
-      RETURN_IF_ERROR(AttendLocated(AllTokens(), first == 0 ? lane_output_ : part_output_,
-                                    first == 0 ? lane_lse_ : part_lse_));
-      if (first > 0) {
-        RETURN_IF_ERROR(AddPart(AllTokens()));
-      }
-    }
-    return ArrangeOutputs(AllTokens(), output, lse);
+    const ItemRanges of_items{
+        .ranges = ranges,
+        .count = 1,
+        .token_count = capture.is_capturing ? options_.token_capacity : row_end_,
+        .refused = refused_element(layer, StepRefusal::Argument::kRange)};
+    return AttendInParts(layer, queries, of_items, output, lse);
   });
 }
 

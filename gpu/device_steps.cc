@@ -113,6 +113,11 @@ size_t DeviceSteps::PlaceScratch(void* base) {
 
 Status DeviceSteps::Create(const StepsOptions& options) {
   options_ = options;
+  options_.layer_kinds = nullptr;  // the caller's memory
+  kinds_.assign(options.layer_count, StepLayerKind::kSelected);
+  if (options.layer_kinds != nullptr) {
+    kinds_.assign(options.layer_kinds, options.layer_kinds + options.layer_count);
+  }
   lane_capacity_ = options.sequence_capacity * options.kv_heads;
   row_bytes_ = (size_t{options.key_dim} + options.value_dim) * kernels::DTypeBytes(options.dtype);
   updated_.assign(options.layer_count, false);
@@ -130,7 +135,9 @@ Status DeviceSteps::Create(const StepsOptions& options) {
        .table_capacity = lane_capacity_ * options.codebook_capacity});
   RETURN_IF_ERROR(scratch_.Allocate(PlaceScratch(nullptr)));
   PlaceScratch(scratch_.data());
-  RETURN_IF_ERROR(codes_.Create(StepTables::CodesOptions(options)));
+  if (std::ranges::count(kinds_, StepLayerKind::kSelected) > 0) {
+    RETURN_IF_ERROR(codes_.Create(StepTables::CodesOptions(options)));
+  }
   RETURN_IF_ERROR(tables_.Create(options, codes_, lane_queries_));
   RETURN_IF_ERROR(step_done_.Create());
   const size_t fetched = size_t{options.layer_count} * lane_capacity_ * options.query_length;

@@ -66,6 +66,14 @@ class DeviceSteps final : public Steps {
     uint32_t count = 0;
   };
 
+  // Ranges of each item in device memory.
+  struct ItemRanges {
+    const uint64_t* ranges = nullptr;  // [items, count, 2]
+    uint32_t count = 0;                // ranges of an item
+    uint64_t token_count = 0;          // tokens of an item's ranges, at most
+    kernels::cuda::RefusedElement refused = {};
+  };
+
   // Whether reads of rows count as requests, by which the block cache chooses its blocks.
   enum class CacheUse { kCounts, kReadsOnly };
 
@@ -88,7 +96,10 @@ class DeviceSteps final : public Steps {
   Status BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
                         const float* lse, CaptureId& capture);
   Status ArrangeLists(uint32_t layer, const StepLists& lists);
-  Status ArrangeRanges(uint32_t layer, const uint64_t* ranges, uint64_t first);
+  Status ArrangeRanges(const ItemRanges& ranges, uint64_t first);
+  Status AttendInParts(uint32_t layer, const StepQueries& queries, const ItemRanges& ranges,
+                       float* output, float* lse);
+  Status CheckSelects(uint32_t layer) const;
   Status Locate(uint32_t layer, CacheUse cache_use);
   Status AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse);
   Status ArrangeOutputs(const QueryTokens& tokens, float* output, float* lse);
@@ -99,7 +110,9 @@ class DeviceSteps final : public Steps {
   void ClearRefused();
   kernels::cuda::RefusedElement refused_element(uint32_t layer,
                                                 StepRefusal::Argument argument) const;
-  bool all_codes_resident() const { return codes_.IsResident(options_.layer_count - 1); }
+  bool all_codes_resident() const {
+    return codes_.resident_layer_count() == tables_.code_layer_count();
+  }
   QueryTokens AllTokens() const { return {.count = query_length_}; }
   // Returns the number of selections of an item, and the query tokens that share one.
   uint32_t selection_count() const { return selects_per_token_ ? query_length_ : 1; }
@@ -112,6 +125,7 @@ class DeviceSteps final : public Steps {
   static constexpr size_t kRefusedArguments = 4;  // of StepRefusal
 
   StepsOptions options_;
+  std::vector<StepLayerKind> kinds_;  // [layers]
   Device device_;
   uint32_t lane_capacity_ = 0;
   size_t row_bytes_ = 0;

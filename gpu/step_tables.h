@@ -38,13 +38,15 @@ class StepTables {
  public:
   // Tables of one layer. Device addresses that do not change between steps.
   struct Layer {
+    // Of layers with an index.
     kernels::cuda::SelectLane* select_lanes = nullptr;  // [lanes]
     kernels::cuda::SelectChunk* chunks = nullptr;       // [lanes, chunk_capacity]
     kernels::cuda::TableTask* tasks = nullptr;          // [lanes, codebook_capacity]
-    kernels::cuda::RowLane* row_lanes = nullptr;        // [lanes]
-    kernels::cuda::DeviceRowSpan* spans = nullptr;      // [lanes, span_capacity]
     uint8_t* planes = nullptr;   // [lanes, planes, plane_stride]; slots are positions
     float* centroids = nullptr;  // [lanes, codebook_capacity, floats of a codebook]
+    // Of all layers.
+    kernels::cuda::RowLane* row_lanes = nullptr;    // [lanes]
+    kernels::cuda::DeviceRowSpan* spans = nullptr;  // [lanes, span_capacity]
   };
 
   // The memory that rows are read from, and the objects that depend on it.
@@ -76,6 +78,12 @@ class StepTables {
   void InvalidateAll();
 
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
+  // Candidates in layers of kind full, [items, range_capacity, 2].
+  const uint64_t* full_ranges() const { return device_.full_ranges; }
+  // Layers with an index, and the number of such a layer among them, for LayerCodes.
+  uint32_t code_layer_count() const { return code_layer_count_; }
+  uint32_t code_layer(uint32_t layer) const { return code_layers_[layer]; }
+  bool has_index(uint32_t layer) const { return code_layers_[layer] != kNoIndex; }
   // Copies of the codes of non-resident layers, for LayerCodes.
   const kernels::cuda::ByteRange* code_ranges() const { return device_.code_ranges; }
   const Layer& layer(uint32_t layer) const { return device_.layers[layer]; }
@@ -111,7 +119,8 @@ class StepTables {
   };
   struct Image {
     kernels::cuda::SeatItem* seats = nullptr;
-    kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident layers, lanes, planes]
+    uint64_t* full_ranges = nullptr;
+    kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident code layers, lanes, planes]
     std::vector<Layer> layers;
   };
   // One layer of one item of the batch, at its seat.
@@ -126,7 +135,10 @@ class StepTables {
     kernels::cuda::Stream stream;
   };
 
+  static constexpr uint32_t kNoIndex = UINT32_MAX;
+
   size_t PlaceTables(void* base, Image& image) const;
+  Status WriteFullRanges(const StepSequence& sequence, uint32_t item);
   Status FindSeats(const StepBatch& batch);
   void EmptySeats();
   Status Describe(const Place& place, uint32_t unchanged_tokens);
@@ -146,6 +158,8 @@ class StepTables {
   }
 
   StepsOptions options_;
+  std::vector<uint32_t> code_layers_;  // [layers]: kNoIndex, or the number among those with codes
+  uint32_t code_layer_count_ = 0;
   uint32_t lane_capacity_ = 0;
   uint32_t chunk_capacity_ = 0;
   uint32_t plane_count_ = 0;

@@ -31,7 +31,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 8;
+inline constexpr uint32_t kStepsVersion = 9;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status in a form that can cross the library boundary. Longer messages are truncated.
@@ -47,18 +47,26 @@ struct [[nodiscard]] Outcome {
   bool ok() const { return code == Code::kOk; }
 };
 
+// Tokens that Select and Attend take in a layer.
+enum class StepLayerKind : uint8_t {
+  kSelected,  // k candidates, by an index
+  kFull,      // all candidates; no index, and not for Select
+  kWindow,    // none, likewise
+};
+
 // Shapes of all layers of a cache, and the capacities reserved for steps. Capacities determine
 // launches and memory.
 struct StepsOptions {
   int device = 0;
   uint32_t layer_count = 0;
+  const StepLayerKind* layer_kinds = nullptr;  // [layer_count], read by open; null: kSelected
   kernels::DType dtype = kernels::DType::kF16;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t kv_heads = 0;
   uint32_t group_size = 0;
   float scale = 1.0f;
-  kernels::PqGeometry geometry;    // geometry of the index
+  kernels::PqGeometry geometry;    // geometry of the index; of no meaning where no layer has one
   uint32_t sequence_capacity = 0;  // seats
   uint32_t token_capacity = 0;     // tokens of the longest sequence
   uint32_t selected_capacity = 0;  // largest k
@@ -109,6 +117,9 @@ struct StepSequence {
   // Rows of positions below it may be read in the step: at most token_capacity, and row_tokens in
   // each layer.
   uint32_t row_end = 0;
+  // Candidates in layers of kind full: at most range_capacity, ascending and disjoint.
+  const StepRange* candidates = nullptr;
+  uint32_t candidate_count = 0;
 };
 
 struct StepBatch {

@@ -46,8 +46,9 @@ struct GpuState final : StepDevice {
   kvstore::IndexDescriptor index;
   uint32_t sequence_capacity = 0;
   uint32_t selected_capacity = 0;
-  LayerShape shape;              // the same for all layers
+  LayerShape shape;              // the same for all layers, but for the kind
   std::vector<uint32_t> layers;  // ascending; a layer's index here is its ordinal on the GPU
+  std::vector<gpu::StepLayerKind> kinds;  // of `layers`
   std::atomic<bool> busy = false;
   uint64_t step_count = 0;
   // by sequence id; only sequences that may have a seat on the GPU
@@ -69,6 +70,9 @@ struct GpuState final : StepDevice {
   std::vector<std::vector<gpu::StepRange>> ranges;
   std::vector<gpu::StepLayer> step_layers;
   std::vector<gpu::StepSequence> sequences;
+  // [items]: candidates in layers of kind full, and their number.
+  std::vector<std::vector<gpu::StepRange>> full_ranges;
+  std::vector<uint32_t> full_counts;
 
   // The last member, so that it is destroyed first: its destructor waits for the device.
   std::unique_ptr<gpu::Steps, StepsCloser> steps;

@@ -37,6 +37,11 @@ uint32_t RowEnd(const pqc_step& step, const StepItem& item) {
   return static_cast<uint32_t>(std::min(context - std::min(window, context), item.end_before_step));
 }
 
+// Returns whether calls of the step may select in a layer.
+bool Selects(const GpuState& gpu, const pqc_step& step, uint32_t ordinal) {
+  return step.has_selection && gpu.kinds[ordinal] == gpu::StepLayerKind::kSelected;
+}
+
 // Resolves the step's selection in the layer at `place`. Sets the candidates and their number.
 pqc_status DescribeCandidates(GpuState& gpu, const pqc_step& step, StepItem& item,
                               const kvstore::LayerRequest& request, size_t place) {
@@ -56,13 +61,35 @@ pqc_status DescribeCandidates(GpuState& gpu, const pqc_step& step, StepItem& ite
   return PQC_OK;
 }
 
+// Describes the candidates of an item in layers of kind full.
+pqc_status DescribeFull(GpuState& gpu, pqc_step& step, size_t number) {
+  StepItem& item = step.items[number];
+  std::vector<gpu::StepRange>& ranges = gpu.full_ranges[number];
+  ranges.clear();
+  gpu.full_counts[number] = 0;
+  if (!step.has_selection) return PQC_OK;
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(TermsOf(kvstore::LayerKind::kFull, step.selection), item.query_position,
+                   kvstore::kMaxSequenceTokens, &resolved);
+  if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
+  for (const kvstore::PositionRange& range : resolved.candidates) {
+    ranges.push_back({range.begin, range.end});
+  }
+  gpu.full_counts[number] = resolved.candidate_count;
+  gpu.sequences[number].candidates = ranges.data();
+  gpu.sequences[number].candidate_count = static_cast<uint32_t>(ranges.size());
+  return PQC_OK;
+}
+
 // Describes one layer of one item; `place` is its index in the step's arrays.
 pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t ordinal,
                          size_t place) {
   OpenedLayer& opened = gpu.opened[place];
+  const bool selects = Selects(gpu, step, ordinal);
   kvstore::LayerRequest request{.layer = gpu.layers[ordinal], .index_field = "selection.index"};
-  if (step.has_selection) request.index = step.selection.index;
-  if (const kvstore::Refusal refusal = OpenLayer(item.pinned, gpu.shape, request, &opened);
+  if (selects) request.index = step.selection.index;
+  if (const kvstore::Refusal refusal = OpenLayer(
+          item.pinned, item.sequence->cache->stored_layers.at(request.layer), request, &opened);
       !refusal.ok()) {
     return FailInStep(refusal);
   }
@@ -70,12 +97,12 @@ pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t
   layer = {};
   std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
   ranges.clear();
-  if (step.has_selection) {
+  if (selects) {
     RETURN_IF_ERROR(DescribeCandidates(gpu, step, item, request, place));
   }
   std::vector<gpu::StepSegment>& segments = gpu.segments[place];
   segments.clear();
-  bool is_coded = step.has_selection;
+  bool is_coded = selects;
   for (const kvstore::SegmentView& segment : opened.view.segments) {
     segments.push_back(SegmentOf(segment));
     layer.row_tokens = segment.first_position + segment.token_count;
@@ -97,7 +124,8 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   StepItem& item = step.items[number];
   LocalSequence& local = *item.sequence->local;
   // before any layer is opened, because the image may change
-  for (uint32_t i = 0; step.has_selection && i < gpu.layers.size(); ++i) {
+  for (uint32_t i = 0; i < gpu.layers.size(); ++i) {
+    if (!Selects(gpu, step, i)) continue;
     RETURN_IF_ERROR(WaitReady(step, step.selection, &gpu.layers[i], &item));
   }
   const uint64_t sequence_id = item.sequence->sequence_id;
@@ -114,9 +142,9 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
     const size_t place = number * gpu.layers.size() + ordinal;
     RETURN_IF_ERROR(DescribeLayer(gpu, step, item, ordinal, place));
-    step.counts[number] = gpu.step_layers[place].select_count;
+    if (Selects(gpu, step, ordinal)) step.counts[number] = gpu.step_layers[place].select_count;
   }
-  return PQC_OK;
+  return DescribeFull(gpu, step, number);
 }
 
 // Forgets sequences that have lost their seat, so that they are described again in full: the most
@@ -144,7 +172,7 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
 }
 
 pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
-  if (step.has_selection && step.selection.index != gpu.index) {
+  if (step.has_selection && step.cache->has_indexed_layers && step.selection.index != gpu.index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
                 "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,
                 gpu.index.bits);
@@ -237,6 +265,8 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
   ranges.resize(std::max(places, ranges.size()));
   step_layers.resize(places);
   sequences.resize(items);
+  full_ranges.resize(std::max(items, full_ranges.size()));
+  full_counts.assign(items, 0);
   step.counts.assign(items, 0);
   step.stream = stream;
   ++step_count;
@@ -277,7 +307,18 @@ pqc_status GpuState::Attend(const LayerCall& call) {
   const gpu::Outcome launched =
       steps->Attend(ordinal, QueriesOf(call.queries), RuleOf(step), call.output, call.lse);
   if (!launched.ok()) return Report(launched, "gpu");
-  if (call.counts) std::copy(step.counts.begin(), step.counts.end(), call.counts);
+  if (!call.counts) return PQC_OK;
+  switch (kinds[ordinal]) {
+    case gpu::StepLayerKind::kSelected:
+      std::copy(step.counts.begin(), step.counts.end(), call.counts);
+      break;
+    case gpu::StepLayerKind::kFull:
+      std::copy(full_counts.begin(), full_counts.end(), call.counts);
+      break;
+    case gpu::StepLayerKind::kWindow:
+      std::fill_n(call.counts, step.items.size(), 0);
+      break;
+  }
   return PQC_OK;
 }
 
@@ -339,6 +380,11 @@ pqc_status GpuState::Select(const LayerCall& call, const pqc_gpu_positions& out)
   }
   uint32_t ordinal = 0;
   RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
+  if (kinds[ordinal] != gpu::StepLayerKind::kSelected) {
+    return Fail(PQC_UNIMPLEMENTED, "layer",
+                "layer %u has no index, and positions of such layers are not listed on a GPU",
+                call.layer);
+  }
   return Report(steps->Select(ordinal, QueriesOf(call.queries), RuleOf(*call.step), out.positions,
                               out.stride, out.counts),
                 "gpu");

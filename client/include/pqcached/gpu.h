@@ -105,15 +105,20 @@ typedef struct pqc_gpu_options {
   pqc_index index; /* pq index that steps select by; PQC_INDEX_DEFAULT = the cache's */
   /* NULL = libpqcached_gpu.so in the folder of this library, then the loader's search path. */
   const char* gpu_library_path;
-  /* Device memory for the codes of the index, in bytes: 0 = the codes of all layers, otherwise at
-   * least those of two layers. The first layers stay on the device, as many as fit. The codes of
-   * the other layers are kept page-locked on the host too, and copied one layer ahead in every
+  /* Device memory for the codes of the index, in bytes: 0 = the codes of all layers with an index,
+   * otherwise at least those of two. The first ones stay on the device, as many as fit. The codes
+   * of the other layers are kept page-locked on the host too, and copied one layer ahead in every
    * step, so layers should be called in ascending order. */
   uint64_t codes_bytes;
 } pqc_gpu_options;
 
 /* Reserves memory on the device for steps of the cache. *gpu is set on PQC_OK, and NULL otherwise.
  * The handle shares ownership of the cache, and is closed before its client is.
+ *
+ * The stored layers have one shape, and any kind. In a layer of kind PQC_LAYERS_FULL,
+ * pqc_step_attend attends to all candidates of the step's selection as pqc_step_attend_range does
+ * to a range, also in graphs; in one of kind PQC_LAYERS_WINDOW to no tokens. A cache without layers
+ * of kind PQC_LAYERS_SELECTED needs no index: `index` and codes_bytes have no effect then.
  *
  * Errors: PQC_INVALID_ARGUMENT     a field and its limit; no such device
  *         PQC_FAILED_PRECONDITION  libpqcached_gpu.so cannot be loaded or belongs to another
@@ -247,6 +252,7 @@ typedef struct pqc_gpu_positions {
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries; a pointer that is not the device's
  *         PQC_FAILED_PRECONDITION  a step on the CPU: pqc_step_topk
+ *         PQC_UNIMPLEMENTED        a layer that is not of kind PQC_LAYERS_SELECTED
  *         PQC_OUT_OF_RANGE         out->stride is less than selected_capacity */
 PQC_API pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                      const pqc_gpu_positions* out);

@@ -33,7 +33,7 @@ class GpuWrapperTest : public StepTest {
     Open(512);
   }
 
-  void Open(uint64_t selected_capacity) {
+  void Open(uint64_t selected_capacity, uint64_t codes_bytes = 0) {
     gpu_.reset();
     pqc_gpu_options options = PQC_INIT(pqc_gpu_options);
     options.sequence_capacity = 2;
@@ -42,6 +42,7 @@ class GpuWrapperTest : public StepTest {
     options.query_length = 3;
     options.codebook_capacity = 6;
     options.cache_tokens = 256;
+    options.codes_bytes = codes_bytes;
     pqc_gpu* gpu = nullptr;
     ASSERT_EQ(client::Call([&] {
                 return client::OpenGpu(cache_.get(), &options, pqcached_gpu_entry(), &gpu);

@@ -4,6 +4,7 @@ Usage: gpu_test.py BUILD LIBRARY
 """
 
 import ctypes
+import dataclasses
 import sys
 import unittest
 
@@ -11,7 +12,7 @@ import numpy as np
 
 LIBRARY = sys.argv.pop(2)
 
-from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer  # noqa: E402
+from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group  # noqa: E402
 
 import pqcached  # noqa: E402
 from pqcached._arrays import _DLTensor  # noqa: E402
@@ -170,6 +171,30 @@ class GpuTest(DaemonTest):
                     right_output, right_lse = queried.attend(selected[token])
                     np.testing.assert_allclose(output.numpy()[token], right_output, atol=1e-4)
                     np.testing.assert_allclose(lse.numpy()[token], right_lse, atol=1e-4)
+
+    def test_layers_without_an_index_attend_to_all_candidates_or_to_none(self):
+        layer = Layer(TOKENS + 1)
+        stream = emulation.pqcached_emulated_stream()
+        groups = [group([0]), dataclasses.replace(group([1]), kind=pqcached.LayerKind.FULL),
+                  dataclasses.replace(group([2]), kind=pqcached.LayerKind.WINDOW, window_tokens=8)]
+        with self.client.open_cache("kinds", model_fingerprint="kinds", groups=groups, capacity_bytes=16 << 20) as cache:
+            with cache.create_sequence() as sequence, cache.open_gpu(
+                    2048, selected_capacity=512, gpu_library_path=LIBRARY) as gpu:
+                for number in range(3):
+                    sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+                sequence.build_index(iterations=3, sink_tokens=SINK)
+                selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+                with gpu.begin_step([pqcached.StepItem(sequence, TOKENS)], selection, stream=stream) as step:
+                    self.check(step, 0, layer)
+                    queries = DeviceArray(layer.queries[None])
+                    for number, seen in ((1, range(SINK, TOKENS + 1 - WINDOW)), (2, ())):
+                        output = DeviceArray(np.ones((1, QUERY_HEADS, VALUE_DIM), np.float32))
+                        lse = DeviceArray(np.ones((1, QUERY_HEADS), np.float32))
+                        found = step.attend(number, queries, out=(output, lse))
+                        right_output, right_lse = layer.attend([seen] * KV_HEADS)
+                        np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                        np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                        self.assertEqual(found.counts[0], len(seen))
 
     def test_merges_on_the_device_are_those_of_the_host(self):
         random = np.random.default_rng(5)

@@ -21,15 +21,15 @@
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
  *
- * A step launches the same work for every step of one query length, with or without
- * PQC_STEP_SELECT_PER_TOKEN as in the capture, whatever sequences it has: an engine may capture the
- * calls between begin and end in a CUDA graph and replay it in later steps in place of the calls,
- * as long as its own tensors remain at their addresses, with room for the items of those steps, and
- * `generation` of pqc_gpu_counts has not changed. Begin and end are called outside of the capture,
- * in every step. A layer cannot be captured in a step that has launched it before: warm up in
- * another step. With codes_bytes, no layer of that step may have been launched before; a graph
- * copies the codes that its layers read, one layer ahead from its second layer on, and once a
- * capture was made, layers that are launched wait for their own copies.
+ * Steps of one query length launch the same work, whatever sequences they have, where either all or
+ * none of them have PQC_STEP_SELECT_PER_TOKEN: an engine may capture the calls between begin and
+ * end in a CUDA graph and replay it in later steps in place of the calls, as long as its own
+ * tensors remain at their addresses, with room for the items of those steps, and `generation` of
+ * pqc_gpu_counts has not changed. Begin and end are called outside of the capture, in every step. A
+ * layer cannot be captured in a step that has launched it before: warm up in another step. With
+ * codes_bytes, no layer of that step may have been launched before; a graph copies the codes that
+ * its layers read, one layer ahead from its second layer on, and once a capture was made, layers
+ * that are launched wait for their own copies.
  *
  * CUDA is used by libpqcached_gpu.so only, which pqc_gpu_open loads: this library does not need it.
  * Without a device, an engine uses the same calls with host memory (pqc_step_begin).
@@ -195,7 +195,8 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  *
  * A step reads the rows of each item that lie before its window, below query_position + 1 -
  * window_tokens, and waits for them when it begins. Without a selection (NULL) it reads all rows
- * below query_position, needs no index, and takes the calls that need no selection.
+ * below query_position, so it also waits until those of the step before are stored; it needs no
+ * index, and takes the calls that need no selection.
  *
  * During the step pqc_step_attend takes queries with device PQC_CUDA (their `stream` NULL or the
  * step's) and device pointers output and lse, and returns when the work is launched; its counts are

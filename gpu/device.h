@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 
 #include "gpu/status.h"
@@ -102,6 +103,19 @@ class CurrentDevice {
   int previous_device_ = -1;
   Status status_;
 };
+
+// Runs `body`, which returns a Status, with `device` as the current device, and catches exceptions:
+// they must not cross the boundary of the library.
+template <class Body>
+Status OnDevice(int device, const Body& body) noexcept {
+  try {
+    const CurrentDevice current(device);
+    if (!current.status().ok()) return current.status();
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "out of host memory");
+  }
+}
 
 // Owns a stream that does not synchronise with the default stream.
 class OwnedStream {

@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -20,24 +19,6 @@ constexpr uint32_t kMaxGroupQueries = 64;
 constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kMaxTokens = uint32_t{1} << 30;
 constexpr uint32_t kMaxSegments = uint32_t{1} << 22;
-
-Status OutOfRange(const char* field, uint64_t value, const std::string& range) {
-  return {Code::kInvalid,
-          std::string(field) + " is " + std::to_string(value) + ", must be " + range};
-}
-
-// Runs `body` with `device` as the current device and catches exceptions, which must not cross the
-// library boundary.
-template <class Body>
-Outcome OnDevice(int device, const Body& body) noexcept {
-  try {
-    const CurrentDevice current(device);
-    if (!current.status().ok()) return current.status();
-    return body();
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "out of host memory");
-  }
-}
 
 bool IsDim(uint32_t dim) { return dim >= 32 && dim <= 256 && dim % 8 == 0; }
 
@@ -119,16 +100,24 @@ size_t DeviceSteps::PlaceScratch(void* base) {
   arena.Place(select_scratch_, select_scratch_bytes_);
   arena.Place(positions_, lanes * options_.selected_capacity);
   arena.Place(counts_, lanes);
+  arena.Place(list_bits_, lanes * kernels::cuda::ListBitWords(options_.token_capacity));
   arena.Place(addresses_, lanes * options_.selected_capacity);
   arena.Place(row_counts_, lanes);
   arena.Place(attend_scratch_, attend_scratch_bytes_);
   arena.Place(lane_output_, queries * options_.value_dim);
   arena.Place(lane_lse_, queries);
+  arena.Place(part_output_, queries * options_.value_dim);
+  arena.Place(part_lse_, queries);
   return arena.size_bytes();
 }
 
 Status DeviceSteps::Create(const StepsOptions& options) {
   options_ = options;
+  options_.layer_kinds = nullptr;  // the caller's memory
+  kinds_.assign(options.layer_count, StepLayerKind::kSelected);
+  if (options.layer_kinds != nullptr) {
+    kinds_.assign(options.layer_kinds, options.layer_kinds + options.layer_count);
+  }
   lane_capacity_ = options.sequence_capacity * options.kv_heads;
   row_bytes_ = (size_t{options.key_dim} + options.value_dim) * kernels::DTypeBytes(options.dtype);
   updated_.assign(options.layer_count, false);
@@ -146,15 +135,28 @@ Status DeviceSteps::Create(const StepsOptions& options) {
        .table_capacity = lane_capacity_ * options.codebook_capacity});
   RETURN_IF_ERROR(scratch_.Allocate(PlaceScratch(nullptr)));
   PlaceScratch(scratch_.data());
-  RETURN_IF_ERROR(codes_.Create(StepTables::CodesOptions(options)));
+  if (std::ranges::count(kinds_, StepLayerKind::kSelected) > 0) {
+    RETURN_IF_ERROR(codes_.Create(StepTables::CodesOptions(options)));
+  }
   RETURN_IF_ERROR(tables_.Create(options, codes_, lane_queries_));
   RETURN_IF_ERROR(step_done_.Create());
   const size_t fetched = size_t{options.layer_count} * lane_capacity_ * options.query_length;
   RETURN_IF_ERROR(fetched_.Allocate(fetched * row_bytes_));
+  RETURN_IF_ERROR(refused_.Allocate(kRefusedArguments * sizeof(unsigned long long)));
+  ClearRefused();
+  RETURN_IF_ERROR(ClearListBits());
   if (!device_.registers_read_only) {
     RETURN_IF_ERROR(CreateStaging());
   }
   return options.cache_tokens == 0 ? Status{} : CreateCaches();
+}
+
+Status DeviceSteps::ClearListBits() {
+  const size_t words = lane_capacity_ * kernels::cuda::ListBitWords(options_.token_capacity);
+  const cudaError_t error = cudaMemsetAsync(list_bits_, 0, words * sizeof(uint32_t), nullptr);
+  if (error != cudaSuccess) return FromCuda(error, "clearing the bits of lists");
+  // Engine streams do not wait for the default stream, so the host does.
+  return FromCuda(cudaStreamSynchronize(nullptr), "clearing the bits of lists");
 }
 
 Status DeviceSteps::CreateCaches() {
@@ -189,11 +191,11 @@ Status DeviceSteps::CreateStaging() {
   return {};
 }
 
-kernels::cuda::SeatShape DeviceSteps::seat_shape() const {
+kernels::cuda::SeatShape DeviceSteps::seat_shape(uint32_t query_length) const {
   return {.seat_capacity = options_.sequence_capacity,
           .kv_heads = options_.kv_heads,
           .group_size = options_.group_size,
-          .query_length = query_length_};
+          .query_length = query_length};
 }
 
 kernels::cuda::AttendShape DeviceSteps::attend_shape(uint32_t query_length) const {
@@ -244,6 +246,7 @@ Status DeviceSteps::WaitUnfinishedStep() {
 Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   RETURN_IF_ERROR(WaitUnfinishedStep());
   has_no_unfinished_step_ = false;
+  ClearRefused();
   stream_ = static_cast<Stream>(batch.stream);
   // The previous step may have run on another stream; it uses the same tables and scratch.
   RETURN_IF_ERROR(step_done_.MakeWait(stream_));
@@ -274,6 +277,11 @@ Outcome DeviceSteps::Begin(const StepBatch& batch) {
     }
     RETURN_IF_ERROR(BeginBatch(batch));
     query_length_ = batch.query_length;
+    selects_per_token_ = batch.selects_per_token;
+    row_end_ = 0;
+    for (uint32_t i = 0; i < batch.count; ++i) {
+      row_end_ = std::max(row_end_, batch.sequences[i].row_end);
+    }
     updated_.assign(options_.layer_count, false);
     return {};
   });
@@ -295,165 +303,6 @@ Outcome DeviceSteps::ReleasePool() {
   return OnDevice(options_.device, [&] {
     const RelaxedCaptureMode beside;
     return UnlockPool();
-  });
-}
-
-Status DeviceSteps::CheckLayer(uint32_t layer, const StepQueries& queries) const {
-  if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
-  if (layer >= options_.layer_count) {
-    return {Code::kInvalid,
-            "layer " + std::to_string(layer) + " of " + std::to_string(options_.layer_count)};
-  }
-  return CheckDevicePointer(queries.data, "queries", device_);
-}
-
-Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
-                                kernels::GroupRule rule) {
-  const StepTables::Layer& tables = tables_.layer(layer);
-  kernels::cuda::KernelStatus status =
-      kernels::cuda::ArrangeQueries({.shape = seat_shape(),
-                                     .seats = tables_.seats(),
-                                     .key_dim = options_.key_dim,
-                                     .dtype = queries.dtype,
-                                     .queries = static_cast<const std::byte*>(queries.data),
-                                     .token_stride = queries.token_stride,
-                                     .head_stride = queries.head_stride,
-                                     .dim_stride = queries.dim_stride,
-                                     .lane_queries = lane_queries_},
-                                    stream_);
-  if (!status.ok()) return FromKernel(status, "arranging queries");
-  const uint32_t queries_of_lane = query_length_ * options_.group_size;
-  const uint32_t table_capacity = lane_capacity_ * options_.codebook_capacity;
-  status = kernels::cuda::BuildTables({.geometry = options_.geometry,
-                                       .group_size = queries_of_lane,
-                                       .scale = options_.scale,
-                                       .task_capacity = table_capacity,
-                                       .tasks = tables.tasks,
-                                       .tables = score_tables_},
-                                      stream_);
-  if (!status.ok()) return FromKernel(status, "building score tables");
-  RETURN_IF_ERROR(codes_.BeginLayer(stream_, layer));
-  status = kernels::cuda::PqSelect(
-      {.geometry = options_.geometry,
-       .group_size = queries_of_lane,
-       .rule = rule,
-       .candidates = {.lane_capacity = lane_capacity_,
-                      .chunk_capacity = lane_capacity_ * tables_.chunk_capacity(),
-                      .lanes = tables.select_lanes,
-                      .chunks = tables.chunks},
-       .table_capacity = table_capacity,
-       .tables = score_tables_,
-       .selection = {.positions = positions_,
-                     .position_stride = options_.selected_capacity,
-                     .counts = counts_},
-       .scratch = select_scratch_,
-       .scratch_bytes = select_scratch_bytes_},
-      stream_);
-  if (!status.ok()) return FromKernel(status, "selecting");
-  return codes_.EndLayer(stream_, layer);
-}
-
-Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
-                            uint32_t* positions, size_t stride, uint32_t* counts) {
-  return OnDevice(options_.device, [&]() -> Status {
-    RETURN_IF_ERROR(CheckLayer(layer, queries));
-    for (const auto& [memory, name] : {std::pair{positions, "positions"}, {counts, "counts"}}) {
-      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
-    }
-    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
-    const kernels::cuda::KernelStatus arranged =
-        kernels::cuda::ArrangePositions({.shape = seat_shape(),
-                                         .seats = tables_.seats(),
-                                         .lane_positions = positions_,
-                                         .lane_stride = options_.selected_capacity,
-                                         .lane_counts = counts_,
-                                         .positions = positions,
-                                         .stride = stride,
-                                         .counts = counts},
-                                        stream_);
-    if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
-    return codes_.JoinSideStream(stream_);
-  });
-}
-
-Status DeviceSteps::Locate(uint32_t layer) {
-  const StepTables::Layer& tables = tables_.layer(layer);
-  kernels::cuda::LocateRowsArgs args{.lane_capacity = lane_capacity_,
-                                     .lanes = tables.row_lanes,
-                                     .spans = tables.spans,
-                                     .row_stride_bytes = row_bytes_,
-                                     .positions = positions_,
-                                     .position_stride = options_.selected_capacity,
-                                     .counts = counts_,
-                                     .addresses = addresses_,
-                                     .address_stride = options_.selected_capacity,
-                                     .row_counts = row_counts_};
-  if (caches_) args.residency = caches_[layer].residency();
-  if (staging_) {
-    args.missed_rows = staging_->missed_rows();
-    args.missed_counts = staging_->missed_counts();
-  }
-  const kernels::cuda::KernelStatus located = kernels::cuda::LocateRows(args, stream_);
-  if (!located.ok()) return FromKernel(located, "looking up rows");
-  return staging_ ? staging_->StageMissedRows(stream_, addresses_) : Status{};
-}
-
-Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
-  // When a layer is attended twice in a step, the second read must wait for the cache update of the
-  // first.
-  if (caches_ && updated_[layer]) {
-    RETURN_IF_ERROR(caches_[layer].BeginStep(stream_));
-  }
-  RETURN_IF_ERROR(Locate(layer));
-  const kernels::cuda::KernelStatus attended =
-      kernels::cuda::AttendRows({.shape = attend_shape(query_length_),
-                                 .scale = options_.scale,
-                                 .queries = lane_queries_,
-                                 .addresses = addresses_,
-                                 .address_stride = options_.selected_capacity,
-                                 .row_counts = row_counts_,
-                                 .output = lane_output_,
-                                 .lse = lane_lse_,
-                                 .scratch = attend_scratch_,
-                                 .scratch_bytes = attend_scratch_bytes_},
-                                stream_);
-  if (!attended.ok()) return FromKernel(attended, "attending");
-  return FromKernel(kernels::cuda::ArrangeOutputs({.shape = seat_shape(),
-                                                   .seats = tables_.seats(),
-                                                   .value_dim = options_.value_dim,
-                                                   .lane_output = lane_output_,
-                                                   .lane_lse = lane_lse_,
-                                                   .output = output,
-                                                   .lse = lse},
-                                                  stream_),
-                    "arranging outputs");
-}
-
-Status DeviceSteps::UpdateCache(uint32_t layer) {
-  const StepTables::Layer& tables = tables_.layer(layer);
-  Status status = caches_[layer].EndStep(stream_, tables.row_lanes, tables.spans);
-  updated_[layer] = status.ok();
-  return status;
-}
-
-Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
-                            float* output, float* lse) {
-  return OnDevice(options_.device, [&]() -> Status {
-    RETURN_IF_ERROR(CheckLayer(layer, queries));
-    for (const auto& [memory, name] : {std::pair{output, "output"}, {lse, "lse"}}) {
-      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
-    }
-    CaptureId capture;
-    RETURN_IF_ERROR(FindCapture(stream_, capture));
-    if (capture.is_capturing && updated_[layer]) {
-      return {Code::kInvalid, "layer " + std::to_string(layer) +
-                                  " was launched in this step before it is captured: capture in a "
-                                  "step of its own"};
-    }
-    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
-    RETURN_IF_ERROR(AttendLayer(layer, output, lse));
-    RETURN_IF_ERROR(codes_.JoinSideStream(stream_));
-    return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }
 

@@ -19,6 +19,7 @@
 #include "gpu/step_tables.h"
 #include "gpu/steps.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/lists.h"
 #include "kernels/cuda/merge.h"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/rows.h"
@@ -42,9 +43,14 @@ class DeviceSteps final : public Steps {
                  uint32_t* positions, size_t stride, uint32_t* counts) override;
   Outcome Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule, float* output,
                  float* lse) override;
+  Outcome AttendPositions(uint32_t layer, const StepQueries& queries, const StepLists& lists,
+                          float* output, float* lse) override;
+  Outcome AttendRanges(uint32_t layer, const StepQueries& queries, const uint64_t* ranges,
+                       float* output, float* lse) override;
   Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) override;
   Outcome End() override;
   Outcome Wait() override;
+  StepRefusal Refused() const override;
   Outcome LockStaging(std::byte* ring, size_t size_bytes, uint32_t slot_count) override;
   Outcome Pack(const StepPack& pack, uint32_t slot) override;
   Outcome WaitPacked(uint32_t slot) override;
@@ -54,10 +60,28 @@ class DeviceSteps final : public Steps {
                 const char** field) override;
 
  private:
+  // Some query tokens of every item: those that a launch works on.
+  struct QueryTokens {
+    uint32_t first = 0;
+    uint32_t count = 0;
+  };
+
+  // Ranges of each item in device memory.
+  struct ItemRanges {
+    const uint64_t* ranges = nullptr;  // [items, count, 2]
+    uint32_t count = 0;                // ranges of an item
+    uint64_t token_count = 0;          // tokens of an item's ranges, at most
+    kernels::cuda::RefusedElement refused = {};
+  };
+
+  // Whether reads of rows count as requests, by which the block cache chooses its blocks.
+  enum class CacheUse { kCounts, kReadsOnly };
+
   DeviceSteps() = default;
 
   Status Create(const StepsOptions& options);
   size_t PlaceScratch(void* base);
+  Status ClearListBits();
   Status CreateCaches();
   Status BeginCaches(kernels::cuda::Stream stream);
   Status CheckBatch(const StepBatch& batch) const;
@@ -66,16 +90,42 @@ class DeviceSteps final : public Steps {
   Status BeginBatch(const StepBatch& batch);
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
-  Status SelectLayer(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule);
-  Status Locate(uint32_t layer);
-  Status AttendLayer(uint32_t layer, float* output, float* lse);
+  Status ArrangeQueries(const StepQueries& queries, const QueryTokens& tokens);
+  Status SelectTokens(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                      const QueryTokens& tokens);
+  Status BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
+                        const float* lse, CaptureId& capture);
+  Status ArrangeLists(uint32_t layer, const StepLists& lists);
+  Status ArrangeRanges(const ItemRanges& ranges, uint64_t first);
+  Status AttendInParts(uint32_t layer, const StepQueries& queries, const ItemRanges& ranges,
+                       float* output, float* lse);
+  Status CheckSelects(uint32_t layer) const;
+  Status Locate(uint32_t layer, CacheUse cache_use);
+  Status AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse);
+  Status ArrangeOutputs(const QueryTokens& tokens, float* output, float* lse);
+  Status AddPart(const QueryTokens& tokens);
+  Status AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output, float* lse);
   Status UpdateCache(uint32_t layer);
   Status UnlockPool();
-  bool all_codes_resident() const { return codes_.IsResident(options_.layer_count - 1); }
-  kernels::cuda::SeatShape seat_shape() const;
+  void ClearRefused();
+  kernels::cuda::RefusedElement refused_element(uint32_t layer,
+                                                StepRefusal::Argument argument) const;
+  bool all_codes_resident() const {
+    return codes_.resident_layer_count() == tables_.code_layer_count();
+  }
+  QueryTokens AllTokens() const { return {.count = query_length_}; }
+  // Returns the number of selections of an item, and the query tokens that share one.
+  uint32_t selection_count() const { return selects_per_token_ ? query_length_ : 1; }
+  QueryTokens TokensOf(uint32_t selection) const {
+    return selects_per_token_ ? QueryTokens{.first = selection, .count = 1} : AllTokens();
+  }
+  kernels::cuda::SeatShape seat_shape(uint32_t query_length) const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
 
+  static constexpr size_t kRefusedArguments = 4;  // of StepRefusal
+
   StepsOptions options_;
+  std::vector<StepLayerKind> kinds_;  // [layers]
   Device device_;
   uint32_t lane_capacity_ = 0;
   size_t row_bytes_ = 0;
@@ -88,10 +138,13 @@ class DeviceSteps final : public Steps {
   const std::byte* pool_ = nullptr;
   size_t pool_bytes_ = 0;
   PinnedBuffer fetched_;  // [layers, kv_heads, tokens of a step, row]
+  PinnedBuffer refused_;  // [kRefusedArguments]: RefusedElement::noted by StepRefusal::Argument
   OwnedEvent step_done_;
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
-  uint32_t query_length_ = 0;           // 0: no step is in progress
+  uint32_t query_length_ = 0;  // 0: no step is in progress
+  bool selects_per_token_ = false;
+  uint32_t row_end_ = 0;                // the largest one of the step's items
   bool has_no_unfinished_step_ = true;  // step_done_ covers all work of earlier steps
 
   // Read by Count, which other threads call concurrently with steps.
@@ -106,12 +159,15 @@ class DeviceSteps final : public Steps {
   size_t select_scratch_bytes_ = 0;
   uint32_t* positions_ = nullptr;          // [lanes, selected_capacity]
   uint32_t* counts_ = nullptr;             // [lanes]
+  uint32_t* list_bits_ = nullptr;          // [lanes, ListBitWords(token_capacity)]: zero
   const std::byte** addresses_ = nullptr;  // [lanes, selected_capacity]
   uint32_t* row_counts_ = nullptr;         // [lanes]
   std::byte* attend_scratch_ = nullptr;
   size_t attend_scratch_bytes_ = 0;
   float* lane_output_ = nullptr;  // [lanes, L, G, value_dim]
   float* lane_lse_ = nullptr;     // [lanes, L, G]
+  float* part_output_ = nullptr;  // likewise, of one part of the rows
+  float* part_lse_ = nullptr;
 };
 
 }  // namespace pqcached::gpu

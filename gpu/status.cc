@@ -28,6 +28,11 @@ Code CodeOf(cudaError_t error) {
 
 }  // namespace
 
+Status OutOfRange(const char* field, uint64_t value, const std::string& range) {
+  return {Code::kInvalid,
+          std::string(field) + " is " + std::to_string(value) + ", must be " + range};
+}
+
 Status FromCuda(int cuda_error, std::string_view what) {
   const auto error = static_cast<cudaError_t>(cuda_error);
   if (error == cudaSuccess) return {};

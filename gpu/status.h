@@ -36,6 +36,9 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// Returns kInvalid: "FIELD is VALUE, must be RANGE".
+Status OutOfRange(const char* field, uint64_t value, const std::string& range);
+
 // Converts a cudaError_t to a Status. `what` names the failed operation ("page-locking 64 MiB at
 // ...").
 Status FromCuda(int cuda_error, std::string_view what);

@@ -22,6 +22,16 @@ Status NoRoom(const char* what, size_t wanted, const char* field, uint32_t capac
                                   " is " + std::to_string(capacity)};
 }
 
+bool HasIndex(const StepsOptions& options, uint32_t layer) {
+  return options.layer_kinds == nullptr || options.layer_kinds[layer] == StepLayerKind::kSelected;
+}
+
+uint32_t CodeLayerCount(const StepsOptions& options) {
+  uint32_t count = 0;
+  for (uint32_t layer = 0; layer < options.layer_count; ++layer) count += HasIndex(options, layer);
+  return count;
+}
+
 uint32_t BlockCount(uint32_t tokens) { return (tokens + kBlockSlots - 1) / kBlockSlots; }
 
 }  // namespace
@@ -32,15 +42,18 @@ size_t StepTables::PlaceTables(void* base, Image& image) const {
   Arena arena(base);
   image.layers.resize(options_.layer_count);
   arena.Place(image.seats, options_.sequence_capacity);
+  arena.Place(image.full_ranges, size_t{options_.sequence_capacity} * options_.range_capacity * 2);
   const size_t lanes = lane_capacity_;
-  const size_t brought = options_.layer_count - codes_->resident_layer_count();
+  const size_t brought = code_layer_count_ - codes_->resident_layer_count();
   arena.Place(image.code_ranges, brought * lanes * plane_count_);
-  for (Layer& layer : image.layers) {
+  for (uint32_t i = 0; i < options_.layer_count; ++i) {
+    Layer& layer = image.layers[i];
+    arena.Place(layer.row_lanes, lanes);
+    arena.Place(layer.spans, lanes * options_.span_capacity);
+    if (!has_index(i)) continue;
     arena.Place(layer.select_lanes, lanes);
     arena.Place(layer.chunks, lanes * chunk_capacity_);
     arena.Place(layer.tasks, lanes * options_.codebook_capacity);
-    arena.Place(layer.row_lanes, lanes);
-    arena.Place(layer.spans, lanes * options_.span_capacity);
   }
   return arena.size_bytes();
 }
@@ -48,7 +61,7 @@ size_t StepTables::PlaceTables(void* base, Image& image) const {
 LayerCodes::Options StepTables::CodesOptions(const StepsOptions& options) {
   const uint32_t planes =
       options.sequence_capacity * options.kv_heads * kernels::PlaneCount(options.geometry);
-  return {.layer_count = options.layer_count,
+  return {.layer_count = CodeLayerCount(options),
           .layer_capacity_bytes = planes * kernels::PlaneStride(options.token_capacity),
           .codes_bytes = options.codes_bytes,
           .range_capacity = options.codes_bytes == 0 ? 1 : planes};
@@ -57,6 +70,10 @@ LayerCodes::Options StepTables::CodesOptions(const StepsOptions& options) {
 Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
                           const float* lane_queries) {
   options_ = options;
+  for (uint32_t layer = 0; layer < options.layer_count; ++layer) {
+    code_layers_.push_back(HasIndex(options, layer) ? code_layer_count_++ : kNoIndex);
+  }
+  options_.layer_kinds = nullptr;  // the caller's memory
   codes_ = &codes;
   lane_queries_ = lane_queries;
   lane_capacity_ = options.sequence_capacity * options.kv_heads;
@@ -70,8 +87,10 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
   const auto place_centroids = [&](Arena& arena) {
     std::byte* tables = nullptr;
     arena.Place(tables, upload_bytes_);
-    for (Layer& layer : device_.layers) {
-      arena.Place(layer.centroids, lanes * options.codebook_capacity * codebook_floats_);
+    for (uint32_t layer = 0; layer < options.layer_count; ++layer) {
+      if (!has_index(layer)) continue;
+      arena.Place(device_.layers[layer].centroids,
+                  lanes * options.codebook_capacity * codebook_floats_);
     }
   };
   device_.layers.resize(options.layer_count);
@@ -84,9 +103,10 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
   Arena centroids(memory_.data());
   place_centroids(centroids);
   for (uint32_t layer = 0; layer < options.layer_count; ++layer) {
-    device_.layers[layer].planes = reinterpret_cast<uint8_t*>(codes.Memory(layer));
+    if (!has_index(layer)) continue;
+    device_.layers[layer].planes = reinterpret_cast<uint8_t*>(codes.Memory(code_layer(layer)));
   }
-  if (const size_t brought = options.layer_count - codes.resident_layer_count(); brought > 0) {
+  if (const size_t brought = code_layer_count_ - codes.resident_layer_count(); brought > 0) {
     RETURN_IF_ERROR(host_codes_.Allocate(brought * lanes * plane_count_ * plane_stride_));
   }
   PlaceTables(pinned_.data(), host_);
@@ -104,7 +124,7 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
 void StepTables::InvalidateAll() {
   for (Seat& seat : seats_) seat = {};
   for (Described& one : described_) {
-    one.tokens = 0;
+    one.tokens = one.coded = 0;
     one.spans.clear();
     one.codebooks.clear();
   }
@@ -138,10 +158,14 @@ Status StepTables::FindSeats(const StepBatch& batch) {
 
 void StepTables::EmptySeats() {
   std::fill_n(host_.seats, options_.sequence_capacity, kernels::cuda::SeatItem{});
-  const size_t brought = options_.layer_count - codes_->resident_layer_count();
+  std::fill_n(host_.full_ranges, size_t{options_.sequence_capacity} * options_.range_capacity * 2,
+              uint64_t{0});
+  const size_t brought = code_layer_count_ - codes_->resident_layer_count();
   std::fill_n(host_.code_ranges, brought * lane_capacity_ * plane_count_,
               kernels::cuda::ByteRange{});
-  for (Layer& layer : host_.layers) {
+  for (uint32_t i = 0; i < options_.layer_count; ++i) {
+    if (!has_index(i)) continue;
+    Layer& layer = host_.layers[i];
     for (uint32_t lane = 0; lane < lane_capacity_; ++lane) {
       const uint32_t first_chunk = lane * chunk_capacity_;
       const uint32_t first_table = lane * options_.codebook_capacity;
@@ -150,11 +174,11 @@ void StepTables::EmptySeats() {
                                   .table_begin = first_table,
                                   .table_end = first_table,
                                   .k = 0};
-      for (uint32_t i = 0; i < chunk_capacity_; ++i) {
-        layer.chunks[first_chunk + i].lane = kernels::cuda::kNoLane;
+      for (uint32_t chunk = 0; chunk < chunk_capacity_; ++chunk) {
+        layer.chunks[first_chunk + chunk].lane = kernels::cuda::kNoLane;
       }
-      for (uint32_t i = 0; i < options_.codebook_capacity; ++i) {
-        layer.tasks[first_table + i].queries = nullptr;
+      for (uint32_t table = 0; table < options_.codebook_capacity; ++table) {
+        layer.tasks[first_table + table].queries = nullptr;
       }
     }
   }
@@ -170,12 +194,20 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
   for (uint32_t item = 0; item < batch.count; ++item) {
     const uint32_t seat = item_seats_[item];
     const bool is_new = previous_seats_[seat].sequence != batch.sequences[item].sequence;
-    host_.seats[seat] = {.item = item, .query_begin = batch.sequences[item].query_begin};
+    host_.seats[seat] = {.item = item,
+                         .query_begin = batch.sequences[item].query_begin,
+                         .row_end = batch.sequences[item].row_end};
+    if (Status status = WriteFullRanges(batch.sequences[item], item); !status.ok()) {
+      for (const uint32_t taken : item_seats_) seats_[taken] = {};
+      return {status.code(), "items[" + std::to_string(item) + "]: " + status.message()};
+    }
     for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
       const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
+                        .row_end = batch.sequences[item].row_end,
                         .seat = seat,
                         .layer = layer,
-                        .query_length = batch.query_length,
+                        .query_length = batch.selects_per_token ? 1 : batch.query_length,
+                        .selects = batch.selects && has_index(layer),
                         .rows = rows,
                         .stream = stream};
       const uint32_t unchanged = is_new ? 0 : batch.sequences[item].unchanged_tokens;
@@ -191,7 +223,27 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
   return uploaded_.Record(stream);
 }
 
-Status StepTables::CheckLayer(const StepLayer& from) const {
+// Writes the candidates of an item in layers of kind full.
+Status StepTables::WriteFullRanges(const StepSequence& sequence, uint32_t item) {
+  if (sequence.candidate_count > options_.range_capacity) {
+    return NoRoom("candidate ranges", sequence.candidate_count, "range_capacity",
+                  options_.range_capacity);
+  }
+  uint64_t* const ranges = host_.full_ranges + size_t{item} * options_.range_capacity * 2;
+  for (uint32_t i = 0; i < sequence.candidate_count; ++i) {
+    const StepRange& range = sequence.candidates[i];
+    if (range.end > sequence.row_end) {
+      return Invalid("candidates end at " + std::to_string(range.end) + ", but the step reads " +
+                     std::to_string(sequence.row_end) + " tokens");
+    }
+    ranges[2 * i] = range.begin;
+    ranges[2 * i + 1] = range.end;
+  }
+  return {};
+}
+
+Status StepTables::CheckLayer(const Place& place) const {
+  const StepLayer& from = place.from;
   if (from.candidate_count > options_.range_capacity) {
     return NoRoom("candidate ranges", from.candidate_count, "range_capacity",
                   options_.range_capacity);
@@ -200,11 +252,19 @@ Status StepTables::CheckLayer(const StepLayer& from) const {
     return Invalid("k is " + std::to_string(from.select_count) + ", but selected_capacity is " +
                    std::to_string(options_.selected_capacity));
   }
+  if (place.row_end > options_.token_capacity) {
+    return Invalid("the step reads " + std::to_string(place.row_end) +
+                   " tokens, but token_capacity is " + std::to_string(options_.token_capacity));
+  }
+  if (place.row_end > from.row_tokens) {
+    return Invalid("the step reads " + std::to_string(place.row_end) + " tokens, but only " +
+                   std::to_string(from.row_tokens) + " are stored");
+  }
   if (from.candidate_count == 0) return {};
   const uint32_t end = from.candidates[from.candidate_count - 1].end;
-  if (end > options_.token_capacity) {
-    return Invalid("candidates end at " + std::to_string(end) + ", but token_capacity is " +
-                   std::to_string(options_.token_capacity));
+  if (end > place.row_end) {
+    return Invalid("candidates end at " + std::to_string(end) + ", but the step reads " +
+                   std::to_string(place.row_end) + " tokens");
   }
   if (end <= from.coded_tokens) return {};
   return Invalid("candidates end at " + std::to_string(end) + ", but only " +
@@ -212,35 +272,45 @@ Status StepTables::CheckLayer(const StepLayer& from) const {
 }
 
 Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
-  RETURN_IF_ERROR(CheckLayer(place.from));
+  RETURN_IF_ERROR(CheckLayer(place));
   Described& described = this->described(place.layer, place.seat);
-  uint32_t stable = std::min(unchanged_tokens, described.tokens);
+  uint32_t stable_rows = std::min(unchanged_tokens, described.tokens);
+  uint32_t stable_codes = described.coded;
   for (size_t i = 0; i < described.spans.size(); ++i) {
     const Span& span = described.spans[i];
     const bool is_last = i + 1 == described.spans.size();
     const StepSegment* segment = i < place.from.segment_count ? &place.from.segments[i] : nullptr;
-    if (segment != nullptr && segment->first_position == span.first_position &&
-        segment->rows[0] == span.rows && segment->planes == span.planes &&
-        segment->centroids == span.codebook.centroids &&
-        segment->codebook_generation == span.codebook.codebook_generation &&
-        (is_last || segment->token_count == span.token_count)) {
-      continue;
+    if (segment == nullptr || segment->first_position != span.first_position ||
+        segment->rows[0] != span.rows || (!is_last && segment->token_count != span.token_count)) {
+      stable_rows = std::min(stable_rows, span.first_position);
+      break;
     }
-    stable = std::min(stable, span.first_position);
-    break;
+    if (!place.selects || span.first_position >= described.coded) continue;
+    if (segment->planes != span.planes || segment->centroids != span.codebook.centroids ||
+        segment->codebook_generation != span.codebook.codebook_generation) {
+      stable_codes = std::min(stable_codes, span.first_position);
+    }
   }
-  if (stable < described.tokens || unchanged_tokens == 0) {
-    RETURN_IF_ERROR(InvalidateFrom(place, described, stable));
+  if (stable_rows < described.tokens || unchanged_tokens == 0) {
+    RETURN_IF_ERROR(InvalidateRows(place, described, stable_rows));
+  }
+  described.coded = std::min(stable_codes, stable_rows);
+  while (!described.codebooks.empty() &&
+         described.codebooks.back().first_position >= described.coded) {
+    described.codebooks.pop_back();
+  }
+  if (place.row_end > described.tokens) {
+    RETURN_IF_ERROR(ExtendRows(place, described));
   }
   if (place.from.candidate_count == 0) return {};
-  if (place.from.candidates[place.from.candidate_count - 1].end > described.tokens) {
-    RETURN_IF_ERROR(Extend(place, described));
+  if (place.from.candidates[place.from.candidate_count - 1].end > described.coded) {
+    RETURN_IF_ERROR(ExtendCodes(place, described));
   }
   WriteCodeRanges(place);
   return WriteChunks(place, described);
 }
 
-Status StepTables::InvalidateFrom(const Place& place, Described& described, uint32_t position) {
+Status StepTables::InvalidateRows(const Place& place, Described& described, uint32_t position) {
   uint32_t first_block = 0;
   while (!described.spans.empty() && described.spans.back().first_position >= position) {
     described.spans.pop_back();
@@ -250,9 +320,6 @@ Status StepTables::InvalidateFrom(const Place& place, Described& described, uint
     last.token_count = std::min(last.token_count, position - last.first_position);
     first_block = last.first_block + last.token_count / kBlockSlots;
   }
-  while (!described.codebooks.empty() && described.codebooks.back().first_position >= position) {
-    described.codebooks.pop_back();
-  }
   described.tokens = position;
   WriteRowLanes(place, described);
   const uint32_t first_lane = place.seat * options_.kv_heads;
@@ -261,13 +328,11 @@ Status StepTables::InvalidateFrom(const Place& place, Described& described, uint
       place.stream, first_lane, first_lane + options_.kv_heads, first_block);
 }
 
-// Describes all coded tokens, more than this step needs, so that the following steps need no
-// update.
-Status StepTables::Extend(const Place& place, Described& described) {
-  const uint32_t target = std::min(place.from.coded_tokens, options_.token_capacity);
+// Describes all stored rows, more than this step needs, so that the following steps need no update.
+Status StepTables::ExtendRows(const Place& place, Described& described) {
+  const uint32_t target = std::min(place.from.row_tokens, options_.token_capacity);
   size_t index = described.spans.empty() ? 0 : described.spans.size() - 1;
   uint32_t first_block = described.spans.empty() ? 0 : described.spans.back().first_block;
-  described.spans.resize(index);
   for (; index < place.from.segment_count; ++index) {
     const StepSegment& segment = place.from.segments[index];
     if (segment.first_position >= target) break;
@@ -276,14 +341,31 @@ Status StepTables::Extend(const Place& place, Described& described) {
                     options_.span_capacity);
     }
     const uint32_t end = std::min(segment.first_position + segment.token_count, target);
-    const Span span{
-        .rows = segment.rows[0],
-        .planes = segment.planes,
-        .first_position = segment.first_position,
-        .token_count = end - segment.first_position,
-        .first_block = first_block,
-        .codebook = {segment.centroids, segment.codebook_generation, segment.first_position}};
+    if (index == described.spans.size()) described.spans.emplace_back();
+    Span& span = described.spans[index];
+    span.rows = segment.rows[0];
+    span.first_position = segment.first_position;
+    span.token_count = end - segment.first_position;
+    span.first_block = first_block;
     first_block += BlockCount(span.token_count);
+    WriteSpan(place, segment, span, index);
+  }
+  WriteRowLanes(place, described);
+  described.tokens = target;
+  return {};
+}
+
+// Copies all codes that there are, as ExtendRows describes all rows.
+Status StepTables::ExtendCodes(const Place& place, Described& described) {
+  const uint32_t target = std::min(place.from.coded_tokens, described.tokens);
+  for (size_t index = 0; index < described.spans.size(); ++index) {
+    Span& span = described.spans[index];
+    const uint32_t begin = std::max(span.first_position, described.coded);
+    const uint32_t end = std::min(span.first_position + span.token_count, target);
+    if (begin >= end) continue;
+    const StepSegment& segment = place.from.segments[index];
+    span.planes = segment.planes;
+    span.codebook = {segment.centroids, segment.codebook_generation, span.first_position};
     if (described.codebooks.empty() || described.codebooks.back().centroids != segment.centroids ||
         described.codebooks.back().codebook_generation != segment.codebook_generation) {
       if (described.codebooks.size() >= options_.codebook_capacity) {
@@ -293,15 +375,9 @@ Status StepTables::Extend(const Place& place, Described& described) {
       described.codebooks.push_back(span.codebook);
       RETURN_IF_ERROR(CopyCentroids(place, segment, described.codebooks.size() - 1));
     }
-    const uint32_t begin = std::max(segment.first_position, described.tokens);
-    if (begin < end) {
-      RETURN_IF_ERROR(CopyCodes(place, segment, begin, end));
-    }
-    WriteSpan(place, segment, span, index);
-    described.spans.push_back(span);
+    RETURN_IF_ERROR(CopyCodes(place, segment, begin, end));
   }
-  WriteRowLanes(place, described);
-  described.tokens = target;
+  described.coded = target;
   return {};
 }
 
@@ -324,7 +400,7 @@ Status StepTables::CopyCodes(const Place& place, const StepSegment& segment, uin
   for (uint32_t head = 0; head < options_.kv_heads; ++head) {
     const size_t lane = size_t{place.seat} * options_.kv_heads + head;
     const uint8_t* const from = segment.planes + head * segment.planes_head_stride + first_slot;
-    if (!codes_->IsResident(place.layer)) {
+    if (!codes_->IsResident(code_layer(place.layer))) {
       std::byte* const target = HostCodes(place.layer, lane) + begin;
       for (uint32_t plane = 0; plane < plane_count_; ++plane) {
         std::memcpy(target + plane * plane_stride_, from + plane * segment.plane_stride,
@@ -343,21 +419,23 @@ Status StepTables::CopyCodes(const Place& place, const StepSegment& segment, uin
 }
 
 std::byte* StepTables::HostCodes(uint32_t layer, size_t lane) const {
-  const size_t lanes = size_t{layer - codes_->resident_layer_count()} * lane_capacity_ + lane;
+  const size_t lanes =
+      size_t{code_layer(layer) - codes_->resident_layer_count()} * lane_capacity_ + lane;
   return static_cast<std::byte*>(host_codes_.data()) + lanes * plane_count_ * plane_stride_;
 }
 
 // Writes the ranges of the planes that the step reads. Each starts at the beginning of its plane,
 // so that its addresses stay aligned.
 void StepTables::WriteCodeRanges(const Place& place) {
-  if (codes_->IsResident(place.layer)) return;
+  const uint32_t code_layer = this->code_layer(place.layer);
+  if (codes_->IsResident(code_layer)) return;
   const uint32_t end = place.from.candidates[place.from.candidate_count - 1].end;
   for (uint32_t head = 0; head < options_.kv_heads; ++head) {
     const size_t lane = size_t{place.seat} * options_.kv_heads + head;
     const size_t lanes =
-        size_t{place.layer - codes_->resident_layer_count()} * lane_capacity_ + lane;
+        size_t{code_layer - codes_->resident_layer_count()} * lane_capacity_ + lane;
     const std::byte* const from = HostCodes(place.layer, lane);
-    std::byte* const to = codes_->Memory(place.layer) + lane * plane_count_ * plane_stride_;
+    std::byte* const to = codes_->Memory(code_layer) + lane * plane_count_ * plane_stride_;
     for (uint32_t plane = 0; plane < plane_count_; ++plane) {
       host_.code_ranges[lanes * plane_count_ + plane] = {.from = from + plane * plane_stride_,
                                                          .to = to + plane * plane_stride_,

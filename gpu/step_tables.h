@@ -4,8 +4,9 @@
 // The host writes an image in page-locked memory, and one copy uploads it to the device between
 // steps. For each seat and layer the class remembers what it has described: codes and centroids are
 // copied once, when their tokens first become candidates, in batches as large as the engine's
-// window; spans of rows change equally rarely. State that was rolled back or has moved is
-// invalidated here and in the block cache.
+// window; spans of rows change equally rarely. Rows are described apart from codes, because steps
+// without a selection read rows only. State that was rolled back or has moved is invalidated here
+// and in the block cache.
 //
 // Codes of resident layers (LayerCodes) are copied to the device. Codes of other layers are copied
 // to page-locked memory of this class in the layout of the device. A plane is therefore one range
@@ -37,13 +38,15 @@ class StepTables {
  public:
   // Tables of one layer. Device addresses that do not change between steps.
   struct Layer {
+    // Of layers with an index.
     kernels::cuda::SelectLane* select_lanes = nullptr;  // [lanes]
     kernels::cuda::SelectChunk* chunks = nullptr;       // [lanes, chunk_capacity]
     kernels::cuda::TableTask* tasks = nullptr;          // [lanes, codebook_capacity]
-    kernels::cuda::RowLane* row_lanes = nullptr;        // [lanes]
-    kernels::cuda::DeviceRowSpan* spans = nullptr;      // [lanes, span_capacity]
     uint8_t* planes = nullptr;   // [lanes, planes, plane_stride]; slots are positions
     float* centroids = nullptr;  // [lanes, codebook_capacity, floats of a codebook]
+    // Of all layers.
+    kernels::cuda::RowLane* row_lanes = nullptr;    // [lanes]
+    kernels::cuda::DeviceRowSpan* spans = nullptr;  // [lanes, span_capacity]
   };
 
   // The memory that rows are read from, and the objects that depend on it.
@@ -75,6 +78,12 @@ class StepTables {
   void InvalidateAll();
 
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
+  // Candidates in layers of kind full, [items, range_capacity, 2].
+  const uint64_t* full_ranges() const { return device_.full_ranges; }
+  // Layers with an index, and the number of such a layer among them, for LayerCodes.
+  uint32_t code_layer_count() const { return code_layer_count_; }
+  uint32_t code_layer(uint32_t layer) const { return code_layers_[layer]; }
+  bool has_index(uint32_t layer) const { return code_layers_[layer] != kNoIndex; }
   // Copies of the codes of non-resident layers, for LayerCodes.
   const kernels::cuda::ByteRange* code_ranges() const { return device_.code_ranges; }
   const Layer& layer(uint32_t layer) const { return device_.layers[layer]; }
@@ -91,14 +100,16 @@ class StepTables {
   };
   struct Span {
     const std::byte* rows = nullptr;  // rows of the first head
-    const uint8_t* planes = nullptr;
     uint32_t first_position = 0;
     uint32_t token_count = 0;
     uint32_t first_block = 0;
+    // Of spans that begin below Described::coded.
+    const uint8_t* planes = nullptr;
     Codebook codebook;
   };
   struct Described {
-    uint32_t tokens = 0;
+    uint32_t tokens = 0;  // rows of positions below it
+    uint32_t coded = 0;   // codes of positions below it; at most `tokens`
     std::vector<Span> spans;
     std::vector<Codebook> codebooks;
   };
@@ -108,26 +119,33 @@ class StepTables {
   };
   struct Image {
     kernels::cuda::SeatItem* seats = nullptr;
-    kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident layers, lanes, planes]
+    uint64_t* full_ranges = nullptr;
+    kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident code layers, lanes, planes]
     std::vector<Layer> layers;
   };
   // One layer of one item of the batch, at its seat.
   struct Place {
     const StepLayer& from;
+    uint32_t row_end;
     uint32_t seat;
     uint32_t layer;
-    uint32_t query_length;
+    uint32_t query_length;  // query tokens that share a selection
+    bool selects;
     const Rows& rows;
     kernels::cuda::Stream stream;
   };
 
+  static constexpr uint32_t kNoIndex = UINT32_MAX;
+
   size_t PlaceTables(void* base, Image& image) const;
+  Status WriteFullRanges(const StepSequence& sequence, uint32_t item);
   Status FindSeats(const StepBatch& batch);
   void EmptySeats();
   Status Describe(const Place& place, uint32_t unchanged_tokens);
-  Status CheckLayer(const StepLayer& from) const;
-  Status InvalidateFrom(const Place& place, Described& described, uint32_t position);
-  Status Extend(const Place& place, Described& described);
+  Status CheckLayer(const Place& place) const;
+  Status InvalidateRows(const Place& place, Described& described, uint32_t position);
+  Status ExtendRows(const Place& place, Described& described);
+  Status ExtendCodes(const Place& place, Described& described);
   Status CopyCodes(const Place& place, const StepSegment& segment, uint32_t begin, uint32_t end);
   Status CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook);
   std::byte* HostCodes(uint32_t layer, size_t lane) const;
@@ -140,6 +158,8 @@ class StepTables {
   }
 
   StepsOptions options_;
+  std::vector<uint32_t> code_layers_;  // [layers]: kNoIndex, or the number among those with codes
+  uint32_t code_layer_count_ = 0;
   uint32_t lane_capacity_ = 0;
   uint32_t chunk_capacity_ = 0;
   uint32_t plane_count_ = 0;

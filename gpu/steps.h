@@ -10,7 +10,8 @@
 // A *seat* is the place of a sequence on the device across steps: its codes and its blocks in the
 // caches. The data that a step needs about sequences (addresses of rows, candidates, k) is written
 // to device tables between steps. Select and Attend can therefore be captured in a CUDA graph: they
-// launch the same work in every step of the same query length, for any batch.
+// launch the same work in every step of the same query length, for any batch; where query tokens
+// select for themselves, that work is the work of one token for each of them.
 //
 // Thread-compatible: one step at a time.
 #ifndef PQCACHED_GPU_STEPS_H_
@@ -30,7 +31,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 5;
+inline constexpr uint32_t kStepsVersion = 9;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status in a form that can cross the library boundary. Longer messages are truncated.
@@ -46,18 +47,26 @@ struct [[nodiscard]] Outcome {
   bool ok() const { return code == Code::kOk; }
 };
 
+// Tokens that Select and Attend take in a layer.
+enum class StepLayerKind : uint8_t {
+  kSelected,  // k candidates, by an index
+  kFull,      // all candidates; no index, and not for Select
+  kWindow,    // none, likewise
+};
+
 // Shapes of all layers of a cache, and the capacities reserved for steps. Capacities determine
 // launches and memory.
 struct StepsOptions {
   int device = 0;
   uint32_t layer_count = 0;
+  const StepLayerKind* layer_kinds = nullptr;  // [layer_count], read by open; null: kSelected
   kernels::DType dtype = kernels::DType::kF16;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t kv_heads = 0;
   uint32_t group_size = 0;
   float scale = 1.0f;
-  kernels::PqGeometry geometry;    // geometry of the index
+  kernels::PqGeometry geometry;    // geometry of the index; of no meaning where no layer has one
   uint32_t sequence_capacity = 0;  // seats
   uint32_t token_capacity = 0;     // tokens of the longest sequence
   uint32_t selected_capacity = 0;  // largest k
@@ -93,7 +102,8 @@ struct StepRange {
 struct StepLayer {
   const StepSegment* segments = nullptr;  // ascending, without gaps, from position 0
   uint32_t segment_count = 0;
-  uint32_t coded_tokens = 0;              // rows and codes of positions below it are final
+  uint32_t row_tokens = 0;                // rows of positions below it are final
+  uint32_t coded_tokens = 0;              // their codes too; at most row_tokens
   const StepRange* candidates = nullptr;  // ascending, disjoint, coded
   uint32_t candidate_count = 0;           // number of ranges
   uint32_t select_count = 0;              // k, at most the number of candidates
@@ -104,6 +114,12 @@ struct StepSequence {
   uint32_t unchanged_tokens =
       0;  // rows and codes below it have not changed since the sequence's last step
   uint32_t query_begin = 0;  // index of its first query token in packed tensors
+  // Rows of positions below it may be read in the step: at most token_capacity, and row_tokens in
+  // each layer.
+  uint32_t row_end = 0;
+  // Candidates in layers of kind full: at most range_capacity, ascending and disjoint.
+  const StepRange* candidates = nullptr;
+  uint32_t candidate_count = 0;
 };
 
 struct StepBatch {
@@ -111,6 +127,8 @@ struct StepBatch {
   uint32_t count = 0;
   uint32_t query_length = 1;          // query tokens of every item
   const StepLayer* layers = nullptr;  // [count, layer_count]
+  bool selects = true;                // false: no layer has candidates, and codes are not described
+  bool selects_per_token = false;     // false: the query tokens of an item share a selection
   const std::byte* pool = nullptr;    // contains all rows, planes and centroids
   size_t pool_bytes = 0;
   void* stream = nullptr;  // a cudaStream_t of the device
@@ -123,6 +141,29 @@ struct StepQueries {
   int64_t token_stride = 0;
   int64_t head_stride = 0;
   int64_t dim_stride = 1;
+};
+
+// Positions that the engine gives, in device memory: [items, list_count, capacity], in any order,
+// repeated ones count once. Elements must be below row_end of their item.
+struct StepLists {
+  const int32_t* positions = nullptr;
+  const uint32_t* lengths = nullptr;  // [items, list_count]; null: a list ends before its first -1
+  uint32_t list_count = 1;            // 1: one list for all kv heads of an item; or kv_heads
+  uint32_t capacity = 0;              // at most selected_capacity
+};
+
+// An element of an argument in device memory that the work of a step left out, because it was out
+// of range: one of them, if there were several.
+struct StepRefusal {
+  enum class Argument : uint32_t {
+    kNone,
+    kListPosition,  // negative, or not below row_end of its item
+    kListLength,    // more than the capacity
+    kRange,         // begins behind its end, or ends beyond row_end of its item
+  };
+  Argument argument = Argument::kNone;
+  uint32_t layer = 0;
+  uint64_t element = 0;  // index in the argument's array
 };
 
 // K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of the query tokens of a step.
@@ -191,8 +232,8 @@ class Steps {
   virtual Outcome ReleasePool() = 0;
 
   // Selects tokens, after Begin and on its stream. positions [items, kv_heads, stride], ascending,
-  // with stride at least selected_capacity, and counts [items, kv_heads] are device memory. May be
-  // captured.
+  // with stride at least selected_capacity, and counts [items, kv_heads] are device memory; with
+  // selects_per_token [items, query tokens, kv_heads, stride], and likewise. May be captured.
   virtual Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          uint32_t* positions, size_t stride, uint32_t* counts) = 0;
   // Selects tokens and attends to them, after Begin and on its stream. output [tokens, query heads,
@@ -201,6 +242,18 @@ class Steps {
   // Errors: kInvalid  also when the stream captures a layer that this step has launched already
   virtual Outcome Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          float* output, float* lse) = 0;
+  // Attends to the rows at the positions of lists, after Begin and on its stream; `output` and
+  // `lse` as in Attend. Elements that are out of range are left out, and Refused reports them. May
+  // be captured: replays read the lists' contents at that time.
+  // Errors: those of Attend
+  virtual Outcome AttendPositions(uint32_t layer, const StepQueries& queries,
+                                  const StepLists& lists, float* output, float* lse) = 0;
+  // Attends to the rows of a range of each item, ranges [items, 2] (begin and end) in device
+  // memory, as AttendPositions, but leaves the block caches as they are. Work is launched for the
+  // longest item of the step or, in a capture, for token_capacity rows.
+  // Errors: those of Attend
+  virtual Outcome AttendRanges(uint32_t layer, const StepQueries& queries, const uint64_t* ranges,
+                               float* output, float* lse) = 0;
   // Copies rows of new tokens to the host, between Begin and End. *rows is [kv_heads, token_count,
   // row] in page-locked memory, in the cache's dtype, with [key | value] adjacent. The rows are
   // complete after Wait and valid until the next Begin.
@@ -213,6 +266,9 @@ class Steps {
   // Waits until the work of the last ended step is done, except for the updates of the block
   // caches.
   virtual Outcome Wait() = 0;
+  // Returns an element that the work of the last step refused. Called after Wait, before the next
+  // Begin.
+  virtual StepRefusal Refused() const = 0;
 
   // Page-locks the staging ring of a prefill, [slot_count, size_bytes / slot_count], and unlocks
   // the previous one, which must not be packed into any more. The ring must stay mapped until

@@ -53,14 +53,21 @@ bool SameShape(const LayerShape& a, const LayerShape& b) {
          a.softcap == b.softcap;
 }
 
+gpu::StepLayerKind KindOf(kvstore::LayerKind kind) {
+  switch (kind) {
+    case kvstore::LayerKind::kFull:
+      return gpu::StepLayerKind::kFull;
+    case kvstore::LayerKind::kWindow:
+      return gpu::StepLayerKind::kWindow;
+    case kvstore::LayerKind::kSelected:
+    case kvstore::LayerKind::kNone:  // not stored
+      break;
+  }
+  return gpu::StepLayerKind::kSelected;
+}
+
 pqc_status ReadShape(GpuState& state) {
   for (const auto& [layer, shape] : state.cache->stored_layers) {
-    if (!shape.has_index()) {
-      return Fail(PQC_UNIMPLEMENTED, "cache",
-                  "layer %u is not of kind PQC_LAYERS_SELECTED; a GPU takes no others in this "
-                  "version",
-                  layer);
-    }
     if (state.layers.empty()) state.shape = shape;
     if (!SameShape(state.shape, shape)) {
       return Fail(PQC_UNIMPLEMENTED, "cache",
@@ -68,12 +75,13 @@ pqc_status ReadShape(GpuState& state) {
                   state.layers.front(), layer);
     }
     state.layers.push_back(layer);
+    state.kinds.push_back(KindOf(shape.kind));
   }
   if (state.layers.empty()) return Fail(PQC_INVALID_ARGUMENT, "cache", "it stores no layers");
   if (state.shape.softcap > 0) {
     return Fail(PQC_UNIMPLEMENTED, "cache", "softcap is not supported on a GPU in this version");
   }
-  if (state.index.kind != kvstore::IndexKind::kPq) {
+  if (state.cache->has_indexed_layers && state.index.kind != kvstore::IndexKind::kPq) {
     return Fail(PQC_UNIMPLEMENTED, "options.index", "must be pq on a GPU in this version");
   }
   return PQC_OK;
@@ -155,7 +163,10 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   wanted.kv_heads = shape.kv_heads;
   wanted.group_size = shape.group_size();
   wanted.scale = shape.scale;
-  wanted.geometry = kvstore::GeometryOf(state->index, shape.key_dim);
+  wanted.layer_kinds = state->kinds.data();
+  wanted.geometry = state->cache->has_indexed_layers
+                        ? kvstore::GeometryOf(state->index, shape.key_dim)
+                        : kernels::PqGeometry{shape.key_dim, 1, 4};  // any: nothing is coded
   if (!entry) {
     RETURN_IF_ERROR(LoadGpuLibrary(options.gpu_library_path, &entry));
   }

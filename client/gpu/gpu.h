@@ -36,6 +36,8 @@ struct GpuState final : StepDevice {
   bool TryAcquire() override { return !busy.exchange(true); }
   pqc_status Begin(pqc_step& step, void* stream) override;
   pqc_status Attend(const LayerCall& call) override;
+  pqc_status AttendPositions(const LayerCall& call, const pqc_position_lists& lists) override;
+  pqc_status AttendRanges(const LayerCall& call, const pqc_token_range* of_items) override;
   pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) override;
   pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) override;
   void Release(pqc_step& step) override;
@@ -44,8 +46,9 @@ struct GpuState final : StepDevice {
   kvstore::IndexDescriptor index;
   uint32_t sequence_capacity = 0;
   uint32_t selected_capacity = 0;
-  LayerShape shape;              // the same for all layers
+  LayerShape shape;              // the same for all layers, but for the kind
   std::vector<uint32_t> layers;  // ascending; a layer's index here is its ordinal on the GPU
+  std::vector<gpu::StepLayerKind> kinds;  // of `layers`
   std::atomic<bool> busy = false;
   uint64_t step_count = 0;
   // by sequence id; only sequences that may have a seat on the GPU
@@ -67,6 +70,9 @@ struct GpuState final : StepDevice {
   std::vector<std::vector<gpu::StepRange>> ranges;
   std::vector<gpu::StepLayer> step_layers;
   std::vector<gpu::StepSequence> sequences;
+  // [items]: candidates in layers of kind full, and their number.
+  std::vector<std::vector<gpu::StepRange>> full_ranges;
+  std::vector<uint32_t> full_counts;
 
   // The last member, so that it is destroyed first: its destructor waits for the device.
   std::unique_ptr<gpu::Steps, StepsCloser> steps;

@@ -29,47 +29,94 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   return segment;
 }
 
-// Describes one layer of one item; `place` is its index in the step's arrays.
-pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t ordinal,
-                         size_t place, uint32_t* select_count) {
-  const kvstore::Selection& terms = step.selection;
-  OpenedLayer& opened = gpu.opened[place];
-  const uint32_t layer = gpu.layers[ordinal];
-  const kvstore::LayerRequest request{
-      .layer = layer, .index = terms.index, .index_field = "selection.index"};
-  if (const kvstore::Refusal refusal = OpenLayer(item.pinned, gpu.shape, request, &opened);
-      !refusal.ok()) {
-    return FailInStep(refusal);
-  }
+// Returns the end of the rows that the step's calls may read of an item: where the window begins
+// or, without a selection, the query position.
+uint32_t RowEnd(const pqc_step& step, const StepItem& item) {
+  const uint64_t context = item.query_position + 1;
+  const uint64_t window = step.has_selection ? step.selection.window_tokens : 1;
+  return static_cast<uint32_t>(std::min(context - std::min(window, context), item.end_before_step));
+}
+
+// Returns whether calls of the step may select in a layer.
+bool Selects(const GpuState& gpu, const pqc_step& step, uint32_t ordinal) {
+  return step.has_selection && gpu.kinds[ordinal] == gpu::StepLayerKind::kSelected;
+}
+
+// Resolves the step's selection in the layer at `place`. Sets the candidates and their number.
+pqc_status DescribeCandidates(GpuState& gpu, const pqc_step& step, StepItem& item,
+                              const kvstore::LayerRequest& request, size_t place) {
+  const kvstore::LayerView& view = gpu.opened[place].view;
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
-  kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
+  kvstore::Resolve(step.selection, item.query_position, view.token_count(), &resolved);
   if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
-  if (const kvstore::Refusal refusal = CheckCoded(opened.view, request, resolved.candidates);
+  if (const kvstore::Refusal refusal = CheckCoded(view, request, resolved.candidates);
       !refusal.ok()) {
     return FailInStep(refusal);
   }
-  std::vector<gpu::StepSegment>& segments = gpu.segments[place];
-  segments.clear();
-  uint32_t coded = 0;
-  for (const kvstore::SegmentView& segment : opened.view.segments) {
-    if (!segment.index_data || !segment.codebook) break;
-    segments.push_back(SegmentOf(segment));
-    coded = segment.first_position + segment.token_count;
-  }
-  // Codes of rows that some layers do not have yet are not used.
-  coded = std::min(coded, item.sequence->local->ReadableTokens(*item.pinned.image));
   std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
-  ranges.clear();
   for (const kvstore::PositionRange& range : resolved.candidates) {
     ranges.push_back({range.begin, range.end});
   }
-  *select_count = resolved.select_count;
-  gpu.step_layers[place] = {.segments = segments.data(),
-                            .segment_count = static_cast<uint32_t>(segments.size()),
-                            .coded_tokens = coded,
-                            .candidates = ranges.data(),
-                            .candidate_count = static_cast<uint32_t>(ranges.size()),
-                            .select_count = resolved.select_count};
+  gpu.step_layers[place].select_count = resolved.select_count;
+  return PQC_OK;
+}
+
+// Describes the candidates of an item in layers of kind full.
+pqc_status DescribeFull(GpuState& gpu, pqc_step& step, size_t number) {
+  StepItem& item = step.items[number];
+  std::vector<gpu::StepRange>& ranges = gpu.full_ranges[number];
+  ranges.clear();
+  gpu.full_counts[number] = 0;
+  if (!step.has_selection) return PQC_OK;
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(TermsOf(kvstore::LayerKind::kFull, step.selection), item.query_position,
+                   kvstore::kMaxSequenceTokens, &resolved);
+  if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
+  for (const kvstore::PositionRange& range : resolved.candidates) {
+    ranges.push_back({range.begin, range.end});
+  }
+  gpu.full_counts[number] = resolved.candidate_count;
+  gpu.sequences[number].candidates = ranges.data();
+  gpu.sequences[number].candidate_count = static_cast<uint32_t>(ranges.size());
+  return PQC_OK;
+}
+
+// Describes one layer of one item; `place` is its index in the step's arrays.
+pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t ordinal,
+                         size_t place) {
+  OpenedLayer& opened = gpu.opened[place];
+  const bool selects = Selects(gpu, step, ordinal);
+  kvstore::LayerRequest request{.layer = gpu.layers[ordinal], .index_field = "selection.index"};
+  if (selects) request.index = step.selection.index;
+  if (const kvstore::Refusal refusal = OpenLayer(
+          item.pinned, item.sequence->cache->stored_layers.at(request.layer), request, &opened);
+      !refusal.ok()) {
+    return FailInStep(refusal);
+  }
+  gpu::StepLayer& layer = gpu.step_layers[place];
+  layer = {};
+  std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
+  ranges.clear();
+  if (selects) {
+    RETURN_IF_ERROR(DescribeCandidates(gpu, step, item, request, place));
+  }
+  std::vector<gpu::StepSegment>& segments = gpu.segments[place];
+  segments.clear();
+  bool is_coded = selects;
+  for (const kvstore::SegmentView& segment : opened.view.segments) {
+    segments.push_back(SegmentOf(segment));
+    layer.row_tokens = segment.first_position + segment.token_count;
+    is_coded = is_coded && segments.back().planes;
+    if (is_coded) layer.coded_tokens = layer.row_tokens;
+  }
+  // Rows that some layers do not have yet are not used.
+  const uint32_t readable = item.sequence->local->ReadableTokens(*item.pinned.image);
+  layer.row_tokens = std::min(layer.row_tokens, readable);
+  layer.coded_tokens = std::min(layer.coded_tokens, readable);
+  layer.segments = segments.data();
+  layer.segment_count = static_cast<uint32_t>(segments.size());
+  layer.candidates = ranges.data();
+  layer.candidate_count = static_cast<uint32_t>(ranges.size());
   return PQC_OK;
 }
 
@@ -77,8 +124,9 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   StepItem& item = step.items[number];
   LocalSequence& local = *item.sequence->local;
   // before any layer is opened, because the image may change
-  for (const uint32_t layer : gpu.layers) {
-    RETURN_IF_ERROR(WaitReady(step, step.selection, &layer, &item));
+  for (uint32_t i = 0; i < gpu.layers.size(); ++i) {
+    if (!Selects(gpu, step, i)) continue;
+    RETURN_IF_ERROR(WaitReady(step, step.selection, &gpu.layers[i], &item));
   }
   const uint64_t sequence_id = item.sequence->sequence_id;
   const auto seen = gpu.seen.find(sequence_id);
@@ -87,14 +135,16 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   gpu.sequences[number] = {
       .sequence = sequence_id,
       .unchanged_tokens = known ? local.UnchangedSince(seen->second.lease_epoch) : 0,
-      .query_begin = static_cast<uint32_t>(item.query_begin)};
+      .query_begin = static_cast<uint32_t>(item.query_begin),
+      .row_end = RowEnd(step, item)};
   gpu.seen[sequence_id] = {
       .lease_epoch = item.pinned.lease_epoch, .lease_id = lease_id, .last_step = gpu.step_count};
   for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
     const size_t place = number * gpu.layers.size() + ordinal;
-    RETURN_IF_ERROR(DescribeLayer(gpu, step, item, ordinal, place, &step.counts[number]));
+    RETURN_IF_ERROR(DescribeLayer(gpu, step, item, ordinal, place));
+    if (Selects(gpu, step, ordinal)) step.counts[number] = gpu.step_layers[place].select_count;
   }
-  return PQC_OK;
+  return DescribeFull(gpu, step, number);
 }
 
 // Forgets sequences that have lost their seat, so that they are described again in full: the most
@@ -121,11 +171,8 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   return PQC_OK;
 }
 
-pqc_status CheckSelection(const GpuState& gpu, const pqc_step& step) {
-  if (!step.has_selection) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.selection", "must not be NULL for a step on a GPU");
-  }
-  if (step.selection.index != gpu.index) {
+pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
+  if (step.has_selection && step.cache->has_indexed_layers && step.selection.index != gpu.index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
                 "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,
                 gpu.index.bits);
@@ -186,10 +233,31 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   return PQC_OK;
 }
 
+// Reports an element of an argument in device memory that the work of the step has refused.
+pqc_status ReportRefused(const GpuState& gpu) {
+  using Argument = gpu::StepRefusal::Argument;
+  const gpu::StepRefusal refused = gpu.steps->Refused();
+  if (refused.argument == Argument::kNone) return PQC_OK;
+  const uint32_t layer = gpu.layers[refused.layer];
+  const auto element = static_cast<unsigned long long>(refused.element);
+  if (refused.argument == Argument::kRange) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("ranges[%llu]", element),
+                "in layer %u it began behind its end, or ended beyond the rows that the step reads",
+                layer);
+  }
+  if (refused.argument == Argument::kListLength) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.lengths[%llu]", element),
+                "in layer %u it was more than lists.capacity", layer);
+  }
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.positions[%llu]", element),
+              "in layer %u it was negative, or not below the end of the rows that the step reads",
+              layer);
+}
+
 }  // namespace
 
 pqc_status GpuState::Begin(pqc_step& step, void* stream) {
-  RETURN_IF_ERROR(CheckSelection(*this, step));
+  RETURN_IF_ERROR(CheckStep(*this, step));
   const size_t items = step.items.size();
   const size_t places = items * layers.size();
   opened.resize(places);
@@ -197,11 +265,15 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
   ranges.resize(std::max(places, ranges.size()));
   step_layers.resize(places);
   sequences.resize(items);
+  full_ranges.resize(std::max(items, full_ranges.size()));
+  full_counts.assign(items, 0);
   step.counts.assign(items, 0);
   step.stream = stream;
   ++step_count;
   pqc_status status = PQC_OK;
   for (size_t i = 0; i < items && status == PQC_OK; ++i) {
+    status = WaitForTokens(step, i, RowEnd(step, step.items[i]));
+    if (status != PQC_OK) break;
     status = DescribeItem(*this, step, i);
     if (status != PQC_OK) status = PrefixItem(i, status);
   }
@@ -211,6 +283,8 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
                                   .count = static_cast<uint32_t>(items),
                                   .query_length = step.items.front().query_length,
                                   .layers = step_layers.data(),
+                                  .selects = step.has_selection,
+                                  .selects_per_token = step.select_per_token,
                                   .pool = pool->data(),
                                   .pool_bytes = pool->size_bytes(),
                                   .stream = stream}),
@@ -233,8 +307,45 @@ pqc_status GpuState::Attend(const LayerCall& call) {
   const gpu::Outcome launched =
       steps->Attend(ordinal, QueriesOf(call.queries), RuleOf(step), call.output, call.lse);
   if (!launched.ok()) return Report(launched, "gpu");
-  if (call.counts) std::copy(step.counts.begin(), step.counts.end(), call.counts);
+  if (!call.counts) return PQC_OK;
+  switch (kinds[ordinal]) {
+    case gpu::StepLayerKind::kSelected:
+      std::copy(step.counts.begin(), step.counts.end(), call.counts);
+      break;
+    case gpu::StepLayerKind::kFull:
+      std::copy(full_counts.begin(), full_counts.end(), call.counts);
+      break;
+    case gpu::StepLayerKind::kWindow:
+      std::fill_n(call.counts, step.items.size(), 0);
+      break;
+  }
   return PQC_OK;
+}
+
+pqc_status GpuState::AttendPositions(const LayerCall& call, const pqc_position_lists& lists) {
+  if (lists.capacity > selected_capacity) {
+    return Fail(PQC_OUT_OF_RANGE, "lists.capacity", "%u, must be at most selected_capacity, %u",
+                lists.capacity, selected_capacity);
+  }
+  uint32_t ordinal = 0;
+  RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
+  const gpu::Outcome launched = steps->AttendPositions(ordinal, QueriesOf(call.queries),
+                                                       {.positions = lists.positions,
+                                                        .lengths = lists.lengths,
+                                                        .list_count = lists.list_count,
+                                                        .capacity = lists.capacity},
+                                                       call.output, call.lse);
+  return Report(launched, "gpu");
+}
+
+pqc_status GpuState::AttendRanges(const LayerCall& call, const pqc_token_range* of_items) {
+  static_assert(sizeof(pqc_token_range) == 2 * sizeof(uint64_t));
+  uint32_t ordinal = 0;
+  RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
+  const gpu::Outcome launched =
+      steps->AttendRanges(ordinal, QueriesOf(call.queries),
+                          reinterpret_cast<const uint64_t*>(of_items), call.output, call.lse);
+  return Report(launched, "gpu");
 }
 
 pqc_status GpuState::Finish(pqc_step& step, std::vector<RowBlock>* blocks) {
@@ -247,7 +358,7 @@ pqc_status GpuState::Finish(pqc_step& step, std::vector<RowBlock>* blocks) {
   // Updates of the block caches continue to read until the next step begins.
   held.clear();
   for (const StepItem& item : step.items) held.push_back(item.pinned.image);
-  return PQC_OK;
+  return ReportRefused(*this);
 }
 
 void GpuState::Release(pqc_step& step) {
@@ -269,6 +380,11 @@ pqc_status GpuState::Select(const LayerCall& call, const pqc_gpu_positions& out)
   }
   uint32_t ordinal = 0;
   RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
+  if (kinds[ordinal] != gpu::StepLayerKind::kSelected) {
+    return Fail(PQC_UNIMPLEMENTED, "layer",
+                "layer %u has no index, and positions of such layers are not listed on a GPU",
+                call.layer);
+  }
   return Report(steps->Select(ordinal, QueriesOf(call.queries), RuleOf(*call.step), out.positions,
                               out.stride, out.counts),
                 "gpu");

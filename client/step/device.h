@@ -7,6 +7,7 @@
 
 #include "client/base/remote.h"
 #include "pqcached/gpu.h"
+#include "pqcached/positions.h"
 
 namespace pqcached::client {
 
@@ -27,6 +28,11 @@ class StepDevice {
   virtual pqc_status Begin(pqc_step& step, void* stream) = 0;
   // Launches the step's attention of one layer.
   virtual pqc_status Attend(const LayerCall& call) = 0;
+  // Launches an attention of one layer to the rows at positions of the caller, which are on the
+  // device.
+  virtual pqc_status AttendPositions(const LayerCall& call, const pqc_position_lists& lists) = 0;
+  // Launches an attention of one layer to the rows of a range of each item, [items], on the device.
+  virtual pqc_status AttendRanges(const LayerCall& call, const pqc_token_range* ranges) = 0;
   // Launches the step's selection of one layer.
   virtual pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) = 0;
   // Waits for the work of the step. `blocks`, when not null, holds rows on the device: they are

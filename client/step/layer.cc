@@ -65,7 +65,7 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
 pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
   if (selection && step->gpu) {
     return Fail(PQC_UNIMPLEMENTED, "selection",
-                "must be NULL on a GPU: the step's selection is used");
+                "must be NULL on a GPU: the selection of pqc_gpu_step_begin is used");
   }
   LayerCall& call = step->call;
   call.given = selection ? &step->call_selection : &step->selection;
@@ -73,7 +73,8 @@ pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
     RETURN_IF_ERROR(ReadSelection(selection, step->cache->default_index, &step->call_selection));
   } else if (!step->has_selection) {
     return Fail(PQC_INVALID_ARGUMENT, "selection",
-                "must not be NULL, because the step has no selection");
+                step->gpu ? "the step has none, and on a GPU pqc_gpu_step_begin takes it"
+                          : "must not be NULL, because the step has no selection");
   }
   call.selection = call.given;
   if (call.shape.has_index()) return PQC_OK;
@@ -174,6 +175,12 @@ pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call) {
                           &call->out);
 }
 
+pqc_status CheckNoCounts(const LayerCall& call) {
+  if (!call.counts) return PQC_OK;
+  return Fail(PQC_UNIMPLEMENTED, "out.counts",
+              "must be NULL in a step on a GPU, where only the device knows them");
+}
+
 pqc_status WaitForTokens(pqc_step& step, size_t i, uint32_t needed) {
   if (!step.no_wait) SetCallDeadline(step.deadline);
   const pqc_status status =
@@ -268,12 +275,13 @@ pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
                              const pqc_token_range* ranges, pqc_step_attention* out) {
   RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
   LayerCall& call = step->call;
-  if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on a GPU, where ranges are not supported");
-  }
   if (!ranges) return Fail(PQC_INVALID_ARGUMENT, "ranges", "must not be NULL");
-  call.ranges = ranges;
   RETURN_IF_ERROR(ReadStepOut(out, &call));
+  if (step->gpu) {
+    RETURN_IF_ERROR(CheckNoCounts(call));
+    return step->gpu->AttendRanges(call, ranges);
+  }
+  call.ranges = ranges;
   pqc_status status = WaitForRanges(call);
   if (status == PQC_OK) status = step->client->reads->StepAttendRange(call);
   if (status != PQC_OK) return AdviseInStep(status, step->no_wait, /*ended=*/false);

@@ -119,18 +119,25 @@ pqc_status WaitForLists(const LayerCall& call) {
   return PQC_OK;
 }
 
+// Attends on the GPU, where the contents of the lists are: the host checks the struct only.
+pqc_status AttendOnDevice(const pqc_position_lists& lists, pqc_step* step,
+                          const pqc_step_attention* out) {
+  LayerCall& call = step->call;
+  RETURN_IF_ERROR(CheckLists(lists, call.shape));
+  RETURN_IF_ERROR(ReadStepOut(out, &call));
+  RETURN_IF_ERROR(CheckNoCounts(call));
+  return step->gpu->AttendPositions(call, lists);
+}
+
 }  // namespace
 
 pqc_status AttendPositionsInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                  const pqc_position_lists* caller_lists, pqc_step_attention* out) {
   RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
   LayerCall& call = step->call;
-  if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step",
-                "it is on a GPU, where positions of the engine are not supported");
-  }
   pqc_position_lists lists;
   RETURN_IF_ERROR(ReadStruct(caller_lists, "lists", &lists));
+  if (step->gpu) return AttendOnDevice(lists, step, out);
   RETURN_IF_ERROR(ReadLists(lists, step));
   RETURN_IF_ERROR(ReadStepOut(out, &call));
   pqc_status status = WaitForLists(call);

@@ -197,6 +197,8 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
 pqc_status PlanItemPages(const LayerCall& call, StepItem& item);
 // Reads where the attention of the call is written.
 pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call);
+// Checks that a call on a GPU whose counts only the device knows has no place for them.
+pqc_status CheckNoCounts(const LayerCall& call);
 // Waits until the first `needed` tokens of items[i] are stored, without an index.
 pqc_status WaitForTokens(pqc_step& step, size_t i, uint32_t needed);
 // Reads the selection of the call, which may be null: then it is the step's.

@@ -78,7 +78,8 @@ __global__ void ArrangePositionsKernel(ArrangePositionsArgs args) {
   const SeatItem item = args.seats[lane / args.shape.kv_heads];
   if (item.item == kEmptySeat) return;
   const uint32_t count = args.lane_counts[lane];
-  const size_t to = size_t{item.item} * args.shape.kv_heads + lane % args.shape.kv_heads;
+  const size_t list = size_t{item.item} * args.lists_per_item + args.list;
+  const size_t to = list * args.shape.kv_heads + lane % args.shape.kv_heads;
   for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
     args.positions[to * args.stride + i] = args.lane_positions[lane * args.lane_stride + i];
   }
@@ -98,7 +99,9 @@ KernelStatus ArrangeOutputs(const ArrangeOutputsArgs& args, Stream stream) {
 }
 
 KernelStatus ArrangePositions(const ArrangePositionsArgs& args, Stream stream) {
-  if (!IsValidShape(args.shape)) return {cudaErrorInvalidValue};
+  if (!IsValidShape(args.shape) || args.list >= args.lists_per_item) {
+    return {cudaErrorInvalidValue};
+  }
   return Launch(ArrangePositionsKernel,
                 {dim3(args.shape.seat_capacity * args.shape.kv_heads), kThreads, 0}, stream, args);
 }

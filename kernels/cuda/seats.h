@@ -21,6 +21,7 @@ inline constexpr uint32_t kEmptySeat = 0xFFFFFFFFu;
 struct SeatItem {
   uint32_t item = kEmptySeat;  // index in the step; kEmptySeat: the seat is unused
   uint32_t query_begin = 0;    // its first query token in packed tensors
+  uint32_t row_end = 0;        // rows of positions below it may be read in this step
 };
 
 struct SeatShape {
@@ -65,9 +66,12 @@ struct ArrangePositionsArgs {
   const uint32_t* lane_positions = nullptr;  // [lane, lane_stride]
   size_t lane_stride = 0;
   const uint32_t* lane_counts = nullptr;  // [lane]
-  uint32_t* positions = nullptr;          // [item, kv_heads, stride]; the rest stays unchanged
-  size_t stride = 0;                      // at least the largest count
-  uint32_t* counts = nullptr;             // [item, kv_heads]
+  // An item may have several lists, of which this call writes one: lists of its query tokens.
+  uint32_t lists_per_item = 1;
+  uint32_t list = 0;              // below lists_per_item
+  uint32_t* positions = nullptr;  // [item, lists_per_item, kv_heads, stride], written up to counts
+  size_t stride = 0;              // at least the largest count
+  uint32_t* counts = nullptr;     // [item, lists_per_item, kv_heads]
 };
 
 // Copies selected positions and counts from lanes to the engine's tensors. Errors: as above.

@@ -159,6 +159,12 @@ class ClientStepTest : public DeviceTest {
 
   // A sequence of so many tokens with its index.
   void Fill(uint32_t token_count = kPrefill) {
+    FillRows(token_count);
+    BuildIndex();
+  }
+
+  // A sequence of so many tokens without an index.
+  void FillRows(uint32_t token_count = kPrefill) {
     Drop();
     ExpectOk(pqc_sequence_create(cache_, &sequence_));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -166,7 +172,6 @@ class ClientStepTest : public DeviceTest {
       const Shaped values(values_[layer].data(), PQC_CPU, token_count, kKvHeads);
       ExpectOk(pqc_ingest(sequence_, layer, 0, &keys.tensor, &values.tensor));
     }
-    BuildIndex();
   }
 
   void BuildIndex() {
@@ -188,6 +193,15 @@ class ClientStepTest : public DeviceTest {
     return pqc_gpu_step_begin(gpu_, &item, 1, &options, stream_, step);
   }
 
+  // A step without a selection.
+  pqc_status BeginRows(uint64_t position, pqc_step** step) {
+    pqc_step_item item = PQC_INIT(pqc_step_item);
+    item.sequence = sequence_;
+    item.query_position = position;
+    const pqc_step_options options = PQC_INIT(pqc_step_options);
+    return pqc_gpu_step_begin(gpu_, &item, 1, &options, stream_, step);
+  }
+
   pqc_status Select(pqc_step* step, uint32_t layer, uint64_t stride) {
     LayerTensors& tensors = *tensors_[layer];
     const Shaped queries(tensors.queries.data(), PQC_CUDA, 1, kQueryHeads);
@@ -205,12 +219,19 @@ class ClientStepTest : public DeviceTest {
     }
     LayerTensors& tensors = *tensors_[layer];
     const Shaped queries(tensors.queries.data(), PQC_CUDA, 1, kQueryHeads);
+    pqc_step_attention out = Out(layer);
+    return pqc_step_attend(step, layer, &queries.tensor, nullptr, &out);
+  }
+
+  // Where an attention of a layer is written.
+  pqc_step_attention Out(uint32_t layer) const {
+    const LayerTensors& tensors = *tensors_[layer];
     pqc_step_attention out = PQC_INIT(pqc_step_attention);
     out.output = tensors.output.data();
     out.output_capacity = tensors.output.size();
     out.lse = tensors.lse.data();
     out.lse_capacity = tensors.lse.size();
-    return pqc_step_attend(step, layer, &queries.tensor, nullptr, &out);
+    return out;
   }
 
   void PrepareTensors() {

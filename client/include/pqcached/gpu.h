@@ -14,18 +14,22 @@
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
  *            or pqc_gpu_step_topk  positions and counts on the device, for engines with their own
  *                                    kernels
+ *            or pqc_step_attend_range   the same of all tokens of a range
+ *            or pqc_step_attend_positions   the same of positions that the engine gives, on the
+ *                                    device
  *            pqc_gpu_merge_tensors   adds the engine's own attention; returns at once
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
  *
- * A step launches the same work for every step of one query length, whatever sequences it has: an
- * engine may capture the calls between begin and end in a CUDA graph and replay it in later steps
- * in place of the calls, as long as its own tensors remain at their addresses, with room for the
- * items of those steps, and `generation` of pqc_gpu_counts has not changed. Begin and end are
- * called outside of the capture, in every step. A layer cannot be captured in a step that has
- * launched it before: warm up in another step. With codes_bytes, no layer of that step may have
- * been launched before; a graph copies the codes that its layers read, one layer ahead from its
- * second layer on, and once a capture was made, layers that are launched wait for their own copies.
+ * Steps of one query length launch the same work, whatever sequences they have, where either all or
+ * none of them have PQC_STEP_SELECT_PER_TOKEN: an engine may capture the calls between begin and
+ * end in a CUDA graph and replay it in later steps in place of the calls, as long as its own
+ * tensors remain at their addresses, with room for the items of those steps, and `generation` of
+ * pqc_gpu_counts has not changed. Begin and end are called outside of the capture, in every step. A
+ * layer cannot be captured in a step that has launched it before: warm up in another step. With
+ * codes_bytes, no layer of that step may have been launched before; a graph copies the codes that
+ * its layers read, one layer ahead from its second layer on, and once a capture was made, layers
+ * that are launched wait for their own copies.
  *
  * CUDA is used by libpqcached_gpu.so only, which pqc_gpu_open loads: this library does not need it.
  * Without a device, an engine uses the same calls with host memory (pqc_step_begin).
@@ -87,7 +91,8 @@ typedef struct pqc_gpu_options {
   int32_t device;               /* CUDA device number */
   uint32_t sequence_capacity;   /* sequences of a step; 0 = 8 */
   uint64_t token_capacity;      /* tokens of the longest sequence, 1 to 2^30; required */
-  uint64_t selected_capacity;   /* largest k; 0 = 4096, or token_capacity if that is less */
+  uint64_t selected_capacity;   /* largest k, and elements of a list of positions; 0 = 4096, or
+                                   token_capacity if that is less */
   uint32_t query_length;        /* longest query of an item, in tokens; 0 = 1 */
   uint32_t segment_capacity;    /* segments of a sequence; 0 = token_capacity / 1024 + 64 */
   uint32_t codebook_capacity;   /* codebooks of a sequence; 0 = token_capacity / 32768 + 2 */
@@ -100,15 +105,20 @@ typedef struct pqc_gpu_options {
   pqc_index index; /* pq index that steps select by; PQC_INDEX_DEFAULT = the cache's */
   /* NULL = libpqcached_gpu.so in the folder of this library, then the loader's search path. */
   const char* gpu_library_path;
-  /* Device memory for the codes of the index, in bytes: 0 = the codes of all layers, otherwise at
-   * least those of two layers. The first layers stay on the device, as many as fit. The codes of
-   * the other layers are kept page-locked on the host too, and copied one layer ahead in every
+  /* Device memory for the codes of the index, in bytes: 0 = the codes of all layers with an index,
+   * otherwise at least those of two. The first ones stay on the device, as many as fit. The codes
+   * of the other layers are kept page-locked on the host too, and copied one layer ahead in every
    * step, so layers should be called in ascending order. */
   uint64_t codes_bytes;
 } pqc_gpu_options;
 
 /* Reserves memory on the device for steps of the cache. *gpu is set on PQC_OK, and NULL otherwise.
  * The handle shares ownership of the cache, and is closed before its client is.
+ *
+ * The stored layers have one shape, and any kind. In a layer of kind PQC_LAYERS_FULL,
+ * pqc_step_attend attends to all candidates of the step's selection as pqc_step_attend_range does
+ * to a range, also in graphs; in one of kind PQC_LAYERS_WINDOW to no tokens. A cache without layers
+ * of kind PQC_LAYERS_SELECTED needs no index: `index` and codes_bytes have no effect then.
  *
  * Errors: PQC_INVALID_ARGUMENT     a field and its limit; no such device
  *         PQC_FAILED_PRECONDITION  libpqcached_gpu.so cannot be loaded or belongs to another
@@ -178,10 +188,15 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
                                        const pqc_tensor* values, const pqc_row_options* options,
                                        void* stream);
 
-/* Begins a step whose tensors are on the device, as pqc_step_begin. options->selection is required,
- * and holds for all layers and calls; all items have the same query_length. `stream` is a
- * cudaStream_t of the device, which orders all work of the step. One step at a time on a pqc_gpu;
- * steps of others, and on the CPU, may run concurrently.
+/* Begins a step whose tensors are on the device, as pqc_step_begin. options->selection holds for
+ * all layers and calls; all items have the same query_length. `stream` is a cudaStream_t of the
+ * device, which orders all work of the step. One step at a time on a pqc_gpu; steps of others, and
+ * on the CPU, may run concurrently.
+ *
+ * A step reads the rows of each item that lie before its window, below query_position + 1 -
+ * window_tokens, and waits for them when it begins. Without a selection (NULL) it reads all rows
+ * below query_position, so it also waits until those of the step before are stored; it needs no
+ * index, and takes the calls that need no selection.
  *
  * During the step pqc_step_attend takes queries with device PQC_CUDA (their `stream` NULL or the
  * step's) and device pointers output and lse, and returns when the work is launched; its counts are
@@ -190,8 +205,26 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  * call it where the engine waits for the step's tokens anyway. Results may be used only when it
  * returns PQC_OK.
  *
+ * pqc_step_attend_positions takes queries, output and lse likewise, and lists that an indexer of
+ * the engine has left on the device: lists->positions and lists->lengths are device memory, and
+ * lists->capacity is at most selected_capacity. Only the device reads them. A position that is
+ * negative or not among the rows that the step reads is left out, as is what a length has beyond
+ * the capacity; pqc_step_end then returns PQC_INVALID_ARGUMENT with the path of one such element.
+ * out->counts must be NULL. A graph keeps the addresses, list_count and capacity of its capture,
+ * and reads the contents of the lists at each replay.
+ *
+ * pqc_step_attend_range takes queries, output and lse likewise, and `ranges` in device memory,
+ * among the rows that the step reads. A range that ends beyond these, or begins behind its end,
+ * counts as empty; pqc_step_end then returns PQC_INVALID_ARGUMENT with its path. out->counts must
+ * be NULL. The rows are attended to in parts of selected_capacity rows, and the block cache does
+ * not count them as requests. A graph has as many parts as token_capacity rows need, most of them
+ * empty where sequences are shorter, and reads the ranges at each replay.
+ *
+ * With PQC_STEP_SELECT_PER_TOKEN, pqc_step_attend and pqc_gpu_step_topk launch the work of one
+ * query token for each query token of an item.
+ *
  * Errors: those of pqc_step_begin, and
- *         PQC_INVALID_ARGUMENT    no selection, or another index than pqc_gpu_open's; a stream of
+ *         PQC_INVALID_ARGUMENT    a selection with another index than pqc_gpu_open's; a stream of
  *                                 another device, or one that captures; more than the capacities of
  *                                 pqc_gpu_options
  *         PQC_UNIMPLEMENTED       items of different query_length
@@ -205,12 +238,14 @@ PQC_API pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, 
 typedef struct pqc_gpu_positions {
   size_t struct_size;
   /* Device memory, [items, kv_heads, stride]: ascending; elements from the count on are not
-   * written. */
+   * written. With PQC_STEP_SELECT_PER_TOKEN [query tokens of all items, kv_heads, stride]. */
   uint32_t* positions;
   /* Elements per kv head: at least selected_capacity, whatever the step's k, because a captured
    * graph is replayed in other steps. */
   uint64_t stride;
-  uint32_t* counts; /* device memory, [items, kv_heads] */
+  /* Device memory, [items, kv_heads]; with PQC_STEP_SELECT_PER_TOKEN [query tokens of all items,
+   * kv_heads]. */
+  uint32_t* counts;
 } pqc_gpu_positions;
 /* Selects the k best tokens of each item in one layer, on the device: pqc_step_topk in a step of
  * pqc_gpu_step_begin. queries: [query tokens of all items, query_heads, key_dim], on the device.
@@ -218,6 +253,7 @@ typedef struct pqc_gpu_positions {
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries; a pointer that is not the device's
  *         PQC_FAILED_PRECONDITION  a step on the CPU: pqc_step_topk
+ *         PQC_UNIMPLEMENTED        a layer that is not of kind PQC_LAYERS_SELECTED
  *         PQC_OUT_OF_RANGE         out->stride is less than selected_capacity */
 PQC_API pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                      const pqc_gpu_positions* out);

@@ -98,24 +98,26 @@ class Gpu {
                                       &options, stream));
   }
 
-  // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend and End take
-  // tensors and spans on the device; for positions, Gpu::TopK. timeout_ms: deadline of the step's
-  // waits, in milliseconds; 0 = the client's (pqc_gpu_step_begin).
+  // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend, AttendRange,
+  // AttendPositions and End take tensors and spans on the device; for positions, Gpu::TopK.
+  // timeout_ms: deadline of the step's waits, in milliseconds; 0 = the client's. flags:
+  // PQC_STEP_SELECT_PER_TOKEN, or 0 (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
-                         uint32_t timeout_ms = 0) {
-    const Step::BeginArguments terms(items, &selection, timeout_ms);
-    pqc_step* step = nullptr;
-    const pqc_status status =
-        pqc_gpu_step_begin(handle_.get(), terms.items.data(), static_cast<uint32_t>(items.size()),
-                           &terms.options, stream, &step);
-    if (status != PQC_OK) return Status(status);
-    return Step(step, items.size());
+                         uint32_t timeout_ms = 0, uint64_t flags = 0) {
+    return BeginStep(Step::BeginArguments(items, &selection, timeout_ms, flags), stream);
+  }
+
+  // Begins a step without a selection, for calls that take none: AttendRange and
+  // AttendPositions (pqc_gpu_step_begin).
+  Result<Step> BeginStep(std::span<const StepItem> items, void* stream, uint32_t timeout_ms = 0) {
+    return BeginStep(Step::BeginArguments(items, nullptr, timeout_ms), stream);
   }
 
   // Selects tokens in one layer of a step of BeginStep: queries [query tokens of all items,
   // query_heads, key_dim], positions [items, kv_heads, stride], ascending, and counts [items,
-  // kv_heads], all on the device. The stride is at least selected_capacity, in elements
-  // (pqc_gpu_step_topk).
+  // kv_heads], all on the device; with PQC_STEP_SELECT_PER_TOKEN, [query tokens of all items,
+  // kv_heads, stride] and [query tokens of all items, kv_heads]. The stride is at least
+  // selected_capacity, in elements (pqc_gpu_step_topk).
   static Status TopK(Step& step, uint32_t layer, const Tensor& queries,
                      std::span<uint32_t> positions, uint64_t stride, std::span<uint32_t> counts) {
     const pqc_tensor q = queries.c();
@@ -144,6 +146,16 @@ class Gpu {
   };
 
   explicit Gpu(pqc_gpu* handle) : handle_(handle) {}
+
+  Result<Step> BeginStep(const Step::BeginArguments& terms, void* stream) {
+    pqc_step* step = nullptr;
+    const size_t item_count = terms.items.size();
+    const pqc_status status =
+        pqc_gpu_step_begin(handle_.get(), terms.items.data(), static_cast<uint32_t>(item_count),
+                           &terms.options, stream, &step);
+    if (status != PQC_OK) return Status(status);
+    return Step(step, item_count);
+  }
 
   std::unique_ptr<pqc_gpu, Closer> handle_;
 };

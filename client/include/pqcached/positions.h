@@ -47,11 +47,15 @@ typedef struct pqc_position_lists {
  * lists are read in place; others are copied and sorted. out->counts [items]: the number of
  * different positions in the item's longest list.
  *
+ * In a step on a GPU, lists->positions and lists->lengths are device memory, and the call returns
+ * when the work is launched: see pqc_gpu_step_begin for what differs.
+ *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries; lists.list_count, lists.lengths[j];
  *                                  lists.positions[j]: element j of the array is negative, or not
  *                                  below the query_position of its item
- *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity
- *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for
+ *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity; on a GPU lists.capacity
+ *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for
+ *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU
  *         and those of pqc_step_topk but for the index's */
 PQC_API pqc_status pqc_step_attend_positions(pqc_step* step, uint32_t layer,
                                              const pqc_tensor* queries,

@@ -147,13 +147,13 @@ typedef struct pqc_step_options {
  * together. With PQC_STEP_SELECT_PER_TOKEN, each query token has a selection of its own, by its own
  * scores: pqc_step_topk, pqc_step_attend, pqc_step_attend_begin and pqc_step_decode select for each
  * token of an item what they would select for an item of this token alone at the item's
- * query_position. Candidates and number of selected tokens remain those of the item's first query
- * token for all of them. Therefore the tokens that the engine must attend to by itself are the same
- * as with a shared selection (see above): with 16 sink tokens, 64 window tokens and 3 query tokens
- * from position 1000 on, all 3 select from [16, 937), and token 2 attends by itself to [0, 16) and
- * to [937, 1002]. An item of n tokens takes about as long as n items of one token. The flag changes
- * nothing for items of one token, and for ranges and positions that the engine gives. Not for a
- * step on a GPU, and not for pqc_step_topk_pages.
+ * query_position (pqc_gpu_step_topk as well). Candidates and number of selected tokens remain those
+ * of the item's first query token for all of them. Therefore the tokens that the engine must attend
+ * to by itself are the same as with a shared selection (see above): with 16 sink tokens, 64 window
+ * tokens and 3 query tokens from position 1000 on, all 3 select from [16, 937), and token 2 attends
+ * by itself to [0, 16) and to [937, 1002]. An item of n tokens takes about as long as n items of
+ * one token. The flag changes nothing for items of one token, and for ranges and positions that the
+ * engine gives. Not for pqc_step_topk_pages.
  *
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens
@@ -163,8 +163,8 @@ typedef struct pqc_step_options {
  *         PQC_FAILED_PRECONDITION  the sequence is suspended, or has no such index: resume it, or
  *                                  build the index
  *         PQC_RESOURCE_EXHAUSTED   the pool is too full for a live index (shortfall in bytes)
- *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT on the remote path; a flag on a GPU; other
- *                                  flags
+ *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT on the remote path; on a GPU this and
+ *                                  PQC_STEP_EXACT_UNTIL_INDEXED; other flags
  *         PQC_OUT_OF_RANGE         candidates that no earlier call has passed: a longer window, or
  *                                  the missing rows first
  *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows
@@ -232,11 +232,13 @@ PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_ten
 /* Attends exactly to the rows of ranges[i] for item i, ranges [items], as pqc_attend_range does:
  * causally, without an index or a selection. Waits until the rows of the ranges are stored. A range
  * may be empty, and must not go beyond the item's query_position. counts [items]: the number of
- * rows of each range. Results may be used only after pqc_step_end has returned PQC_OK.
+ * rows of each range. Results may be used only after pqc_step_end has returned PQC_OK. In a step on
+ * a GPU queries, ranges, output and lse are device memory: see pqc_gpu_step_begin.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries, ranges[i]
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity
- *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for
+ *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for
+ *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU
  *         and those of pqc_step_topk but for the index's */
 PQC_API pqc_status pqc_step_attend_range(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                          const pqc_token_range* ranges, pqc_step_attention* out);

@@ -299,23 +299,30 @@ def device_floats(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, A
     """Returns the address of float32 on a GPU that a call may write to, by DLPack, and the object
     that keeps the memory alive.
     """
-    return _device_words(name, array, (_DL_FLOAT,), shape)
+    return _device_words(name, array, (_DL_FLOAT,), 32, shape)
 
 
 def device_uint32s(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
     """Like device_floats for 32-bit integers, signed or not: torch has only signed ones."""
-    return _device_words(name, array, (_DL_INT, _DL_UINT), shape)
+    return _device_words(name, array, (_DL_INT, _DL_UINT), 32, shape)
 
 
-def _device_words(name: str, array: Any, kinds: Tuple[int, ...], shape: Tuple[int, ...]) -> Tuple[int, Any]:
+def device_uint64s(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
+    """Like device_uint32s for 64-bit integers."""
+    return _device_words(name, array, (_DL_INT, _DL_UINT), 64, shape)
+
+
+def _device_words(name: str, array: Any, kinds: Tuple[int, ...], bits: int,
+                  shape: Tuple[int, ...]) -> Tuple[int, Any]:
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"{name}: {type(array).__name__}; must be an array on a GPU that has __dlpack__")
     capsule = array.__dlpack__()
     found = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if found.device_type != _DL_CUDA:
         raise TypeError(f"{name}: on DLPack device {found.device_type}; must be on a GPU")
-    if found.code not in kinds or found.bits != 32 or found.lanes != 1:
-        raise _wrong_dtype(name, (found.code, found.bits))
+    if found.code not in kinds or found.bits != bits or found.lanes != 1:
+        wanted = "floats" if kinds == (_DL_FLOAT,) else "integers"
+        raise TypeError(f"{name}: dtype {(found.code, found.bits)} of DLPack; must be {bits}-bit {wanted}")
     has = tuple(found.shape[i] for i in range(found.ndim))
     strides = tuple(found.strides[i] for i in range(found.ndim)) if found.strides else None
     packed, step = [], 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from ctypes import byref
 from typing import TYPE_CHECKING, Any, Optional, Sequence as SequenceOf, Tuple
@@ -10,7 +11,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
-from ._arrays import ArrayLike, device_floats, device_uint32s, tensor
+from ._arrays import ArrayLike, device_floats, device_uint32s, device_uint64s, tensor
 from ._enums import Device, LogBase
 from ._errors import InvalidArgument
 from ._handle import Closable, Handle
@@ -41,8 +42,8 @@ class GpuCounts:
 class GpuStep(Step):
     """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
-    attend and topk return when their work is launched; end waits for it, and takes rows on the
-    device or on the host.
+    attend, attend_range, attend_positions and topk_on_gpu return when their work is launched; end waits for it,
+    and takes rows on the device or on the host.
     """
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
@@ -52,19 +53,79 @@ class GpuStep(Step):
         """
         if out is None or selection is not None:
             raise InvalidArgument.about("out", "must be arrays on the device, and selection None, in a step on a GPU")
-        group = self._items[0].sequence._group(layer)
-        shape = (self.query_tokens, group.query_heads, group.value_dim)
-        output, held_output = device_floats("output", out[0], shape)
-        lse, held_lse = device_floats("lse", out[1], shape[:2])
+        attention, held = self._device_attention(layer, out)
         found = StepAttention(out[0], out[1], np.empty(len(self._items), np.uint32))
-        attention = abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2], lse=lse,
-                                      lse_capacity=shape[0] * shape[1], counts=found.counts.ctypes.data)
+        attention.counts = found.counts.ctypes.data
         borrowed = tensor("queries", queries)
         with self._handle as step:
             check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c), None,
                                                 byref(attention)))
-        del held_output, held_lse
+        del held
         return found
+
+    def attend_range(self, layer: int, queries: ArrayLike, ranges: Any, *,
+                     out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+        """Like Step.attend_range, with all arrays on the device: ranges are 64-bit integers [items, 2],
+        begin and end, and `out` is as in attend.
+
+        The returned counts are empty: only the device knows them. end() raises InvalidArgument when
+        a range was out of range.
+        """
+        if out is None:
+            raise InvalidArgument.about("out", "must be arrays on the device in a step on a GPU")
+        at, held_ranges = device_uint64s("ranges", ranges, (len(self._items), 2))
+        attention, held = self._device_attention(layer, out)
+        borrowed = tensor("queries", queries)
+        with self._handle as step:
+            check(self._library.pqc_step_attend_range(step, uint32("layer", layer), byref(borrowed.c),
+                                                      ctypes.cast(at, ctypes.POINTER(abi.TokenRange)),
+                                                      byref(attention)))
+        del held, held_ranges
+        return StepAttention(out[0], out[1], np.empty(0, np.uint32))
+
+    def attend_positions(self, layer: int, queries: ArrayLike, positions: Any, lengths: Optional[Any] = None, *,
+                         out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+        """Like Step.attend_positions, with all arrays on the device: positions and lengths are 32-bit
+        integers, contiguous, of at most selected_capacity positions in a list, and `out` is as in
+        attend.
+
+        The returned counts are empty: only the device knows them. end() raises InvalidArgument when
+        a position or a length was out of range.
+        """
+        if out is None:
+            raise InvalidArgument.about("out", "must be arrays on the device in a step on a GPU")
+        shape = tuple(getattr(positions, "shape", ()))
+        if len(shape) not in (2, 3) or shape[0] != len(self._items):
+            raise InvalidArgument.about("lists.positions.shape",
+                                        f"{shape}, must be [items, kv_heads, capacity] or [items, capacity]")
+        list_count = shape[1] if len(shape) == 3 else 1
+        at, held_positions = device_uint32s("positions", positions, shape)
+        lists = abi.PositionLists(positions=ctypes.cast(at, ctypes.POINTER(ctypes.c_int32)),
+                                  list_count=uint32("lists.list_count", list_count),
+                                  capacity=uint32("lists.capacity", shape[-1]))
+        held_lengths = None
+        if lengths is not None:
+            lengths_shape = shape[:2] if len(shape) == 3 else tuple(getattr(lengths, "shape", ()))
+            if len(shape) == 2 and lengths_shape not in ((shape[0],), (shape[0], 1)):
+                raise InvalidArgument.about("lists.lengths", f"shape {lengths_shape}, must be [items]")
+            lengths_at, held_lengths = device_uint32s("lengths", lengths, lengths_shape)
+            lists.lengths = ctypes.cast(lengths_at, ctypes.POINTER(ctypes.c_uint32))
+        attention, held = self._device_attention(layer, out)
+        borrowed = tensor("queries", queries)
+        with self._handle as step:
+            check(self._library.pqc_step_attend_positions(step, uint32("layer", layer), byref(borrowed.c),
+                                                          byref(lists), byref(attention)))
+        del held, held_positions, held_lengths
+        return StepAttention(out[0], out[1], np.empty(0, np.uint32))
+
+    def _device_attention(self, layer: int, out: Tuple[Any, Any]) -> Tuple[Any, Any]:
+        """Returns where an attention is written, without counts, and what keeps that memory alive."""
+        group = self._items[0].sequence._group(layer)
+        shape = (self.query_tokens, group.query_heads, group.value_dim)
+        output, held_output = device_floats("output", out[0], shape)
+        lse, held_lse = device_floats("lse", out[1], shape[:2])
+        return abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2], lse=lse,
+                                 lse_capacity=shape[0] * shape[1]), (held_output, held_lse)
 
     def topk_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
         """Writes the positions of the selected tokens, ascending, and their counts, for engines
@@ -72,9 +133,11 @@ class GpuStep(Step):
 
         positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at
         least selected_capacity, written up to the counts. counts: 32-bit integers [items,
-        kv_heads].
+        kv_heads]. With select_per_token: [query tokens of all items, kv_heads, stride] and [query
+        tokens of all items, kv_heads].
         """
-        heads = (len(self._items), self._items[0].sequence._group(layer).kv_heads)
+        lists = self.query_tokens if self._selects_per_token else len(self._items)
+        heads = (lists, self._items[0].sequence._group(layer).kv_heads)
         stride = tuple(getattr(positions, "shape", ()))[-1:]
         at, held_positions = device_uint32s("positions", positions, heads + stride)
         counts_at, held_counts = device_uint32s("counts", counts, heads)
@@ -139,10 +202,12 @@ class Gpu(Closable):
         with self._handle as gpu:
             check(self._library.pqc_gpu_merge_tensors(gpu, byref(partials.a), byref(partials.b), stream))
 
-    def begin_step(self, items: SequenceOf[StepItem], selection: Selection, *, stream: int = 0,
-                   timeout_ms: int = 0) -> GpuStep:
+    def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *, stream: int = 0,
+                   timeout_ms: int = 0, select_per_token: bool = False) -> GpuStep:
         """Like Client.begin_step; all items have one query length, and the selection holds for the
-        whole step.
+        whole step. Without a selection the step needs no index, waits for all rows before the
+        queries, and takes calls that need none: attend_range and attend_positions. select_per_token:
+        as in Client.begin_step.
 
         Also raises Aborted (another step is in progress), ResourceExhausted (more segments or
         codebooks than there is room for).
@@ -151,4 +216,5 @@ class Gpu(Closable):
             status: int = self._library.pqc_gpu_step_begin(gpu, c_items, count, options, stream, step)
             return status
 
-        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms), begin=begin)
+        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
+                       abi.PQC_STEP_SELECT_PER_TOKEN if select_per_token else 0, begin=begin)

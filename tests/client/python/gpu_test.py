@@ -4,6 +4,7 @@ Usage: gpu_test.py BUILD LIBRARY
 """
 
 import ctypes
+import dataclasses
 import sys
 import unittest
 
@@ -11,7 +12,7 @@ import numpy as np
 
 LIBRARY = sys.argv.pop(2)
 
-from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer  # noqa: E402
+from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group  # noqa: E402
 
 import pqcached  # noqa: E402
 from pqcached._arrays import _DLTensor  # noqa: E402
@@ -96,6 +97,104 @@ class GpuTest(DaemonTest):
         right_output, right_lse = layer.attend(selected)
         np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
         np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+
+    def test_positions_of_an_indexer_on_the_device_are_attended_to(self):
+        layer = Layer(TOKENS + 1)
+        stream = emulation.pqcached_emulated_stream()
+        cache = self.cache(LAYERS)
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, cache_tokens=256, gpu_library_path=LIBRARY) as gpu:
+            for number in LAYERS:
+                sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+            queries = DeviceArray(layer.queries[None])
+            output = DeviceArray(np.zeros((1, QUERY_HEADS, VALUE_DIM), np.float32))
+            lse = DeviceArray(np.zeros((1, QUERY_HEADS), np.float32))
+            each = np.full((1, KV_HEADS, 9), -1, np.int32)
+            for head in range(KV_HEADS):
+                each[0, head, :4] = 7, TOKENS - 1, head, 7
+            per_head = [[head, 7, TOKENS - 1] for head in range(KV_HEADS)]
+            with gpu.begin_step([pqcached.StepItem(sequence, TOKENS)], stream=stream) as step:
+                for positions, lengths, right in (
+                        (each, None, per_head),
+                        (each, np.full((1, KV_HEADS), 1, np.uint32), [[7]] * KV_HEADS),
+                        (each[:, 0], None, per_head[:1] * KV_HEADS),
+                        (each[:, 0], np.full(1, 2, np.uint32), [[7, TOKENS - 1]] * KV_HEADS)):
+                    found = step.attend_positions(1, queries, DeviceArray(positions), lengths=(
+                        None if lengths is None else DeviceArray(lengths)), out=(output, lse))
+                    right_output, right_lse = layer.attend([np.asarray(chosen) for chosen in right])
+                    np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                    np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                    self.assertEqual(found.counts.size, 0)
+                step.attend_range(1, queries, DeviceArray(np.array([[3, TOKENS]])), out=(output, lse))
+                right_output, right_lse = layer.attend([range(3, TOKENS)] * KV_HEADS)
+                np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                with self.fails(TypeError, "ranges: dtype"):
+                    step.attend_range(1, queries, DeviceArray(np.array([[3, 4]], np.int32)), out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
+                    step.attend_range(1, queries, DeviceArray(np.array([[3, 4]])))
+                with self.fails(TypeError, "positions: ndarray; must be" if not hasattr(np.ndarray, "__dlpack__")
+                                else "positions: on DLPack device 1"):
+                    step.attend_positions(1, queries, each, out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "lists.positions.shape"):
+                    step.attend_positions(1, queries, DeviceArray(np.zeros((2, 9), np.int32)), out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
+                    step.attend_positions(1, queries, DeviceArray(each))
+                step.attend_positions(1, queries, DeviceArray(np.full((1, 3), TOKENS, np.int32)), out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "lists.positions"):
+                    step.end({number: (layer.keys[TOKENS:], layer.values[TOKENS:]) for number in LAYERS})
+
+    def test_query_tokens_select_for_themselves(self):
+        layer, other = Layer(TOKENS + 2), Layer(TOKENS + 2)
+        other.queries = -layer.queries
+        stream = emulation.pqcached_emulated_stream()
+        cache = self.cache(LAYERS)
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, query_length=2, gpu_library_path=LIBRARY) as gpu:
+            for number in LAYERS:
+                sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+            sequence.build_index(iterations=3, sink_tokens=SINK)
+            selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+            with gpu.begin_step([pqcached.StepItem(sequence, TOKENS, 2)], selection, stream=stream,
+                                select_per_token=True) as step:
+                queries = DeviceArray(np.stack([layer.queries, other.queries]))
+                output = DeviceArray(np.zeros((2, QUERY_HEADS, VALUE_DIM), np.float32))
+                lse = DeviceArray(np.zeros((2, QUERY_HEADS), np.float32))
+                positions = DeviceArray(np.zeros((2, KV_HEADS, 512), np.int32))
+                counts = DeviceArray(np.zeros((2, KV_HEADS), np.uint32))
+                step.topk_on_gpu(0, queries, positions, counts)
+                step.attend(0, queries, out=(output, lse))
+                selected = [[positions.numpy()[token, head, :counts.numpy()[token, head]] for head in range(KV_HEADS)]
+                            for token in range(2)]
+                self.assertFalse((selected[0][0] == selected[1][0]).all())
+                for token, queried in enumerate((layer, other)):
+                    right_output, right_lse = queried.attend(selected[token])
+                    np.testing.assert_allclose(output.numpy()[token], right_output, atol=1e-4)
+                    np.testing.assert_allclose(lse.numpy()[token], right_lse, atol=1e-4)
+
+    def test_layers_without_an_index_attend_to_all_candidates_or_to_none(self):
+        layer = Layer(TOKENS + 1)
+        stream = emulation.pqcached_emulated_stream()
+        groups = [group([0]), dataclasses.replace(group([1]), kind=pqcached.LayerKind.FULL),
+                  dataclasses.replace(group([2]), kind=pqcached.LayerKind.WINDOW, window_tokens=8)]
+        with self.client.open_cache("kinds", model_fingerprint="kinds", groups=groups, capacity_bytes=16 << 20) as cache:
+            with cache.create_sequence() as sequence, cache.open_gpu(
+                    2048, selected_capacity=512, gpu_library_path=LIBRARY) as gpu:
+                for number in range(3):
+                    sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+                sequence.build_index(iterations=3, sink_tokens=SINK)
+                selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+                with gpu.begin_step([pqcached.StepItem(sequence, TOKENS)], selection, stream=stream) as step:
+                    self.check(step, 0, layer)
+                    queries = DeviceArray(layer.queries[None])
+                    for number, seen in ((1, range(SINK, TOKENS + 1 - WINDOW)), (2, ())):
+                        output = DeviceArray(np.ones((1, QUERY_HEADS, VALUE_DIM), np.float32))
+                        lse = DeviceArray(np.ones((1, QUERY_HEADS), np.float32))
+                        found = step.attend(number, queries, out=(output, lse))
+                        right_output, right_lse = layer.attend([seen] * KV_HEADS)
+                        np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                        np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                        self.assertEqual(found.counts[0], len(seen))
 
     def test_merges_on_the_device_are_those_of_the_host(self):
         random = np.random.default_rng(5)

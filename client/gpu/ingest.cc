@@ -66,7 +66,7 @@ gpu::StepPackTensor PackOf(const TensorView& from, DType packed, uint64_t begin,
 }
 
 // Range of tokens that one call packs into one slot.
-struct Part {
+struct SlotPart {
   const RowBlock& rows;
   DType kept;
   uint64_t begin;
@@ -75,7 +75,7 @@ struct Part {
 };
 
 // Returns dtypes and shapes of the part's rows as packed in the slot.
-RowBlock PackedRows(const Part& part) {
+RowBlock PackedRows(const SlotPart& part) {
   RowBlock packed{.layer = part.rows.layer, .keys = {}, .values = {}};
   const auto shape = [&](const TensorView& from, TensorView& to) {
     to.dtype = PackedDType(from.dtype, part.kept);
@@ -88,7 +88,7 @@ RowBlock PackedRows(const Part& part) {
 }
 
 // Launches the packing of a part into its slot.
-pqc_status Pack(GpuState& gpu, const Part& part, FilledSlot& filled) {
+pqc_status Pack(GpuState& gpu, const SlotPart& part, FilledSlot& filled) {
   const RowBlock packed = PackedRows(part);
   const uint64_t tokens = part.end - part.begin;
   filled.token_count = tokens;
@@ -125,7 +125,7 @@ pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot, 
 
 // Packs a part, and queues it before another call can look for jobs of the ring.
 pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
-                        const Part& part, uint64_t first_position, Staging::Slot slot,
+                        const SlotPart& part, uint64_t first_position, Staging::Slot slot,
                         uint32_t slot_count) {
   Offload::Job job{.sequence = sequence,
                    .steps = gpu.steps.get(),
@@ -158,7 +158,7 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
   const auto deadline = CallDeadline(client.timeout_ms);
   const uint64_t token_count = rows.keys.shape[0];
   for (uint64_t begin = 0; begin < token_count;) {
-    const Part part{rows, kept, begin, std::min(begin + most, token_count), stream};
+    const SlotPart part{rows, kept, begin, std::min(begin + most, token_count), stream};
     Staging::Slot slot;
     if (const pqc_status status = staging.Take(deadline, &slot); status != PQC_OK) {
       // The error of a failed commit says more than the timeout that it caused.

@@ -203,7 +203,8 @@ def page(rows, notes, suites=()):
     with_goal = [row for row in rows if verdict(row) in ("met", "MISSED")]
     lines = [HEAD, f"{len(with_goal) - len(missed)} of {len(with_goal)} goals are met."]
     if missed:
-        lines.append("Missed: " + ", ".join(f"`{row['name']}`" for row in missed) + ".")
+        names = ", ".join(f"`{row['name']}`" for row in missed)
+        lines.append(textwrap.fill(f"Missed: {names}.", 100, break_on_hyphens=False))
     lines += ["", textwrap.fill(durations_line(rows), 100)]
     for area in areas:
         if area not in by_area and area not in notes:

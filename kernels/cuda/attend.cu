@@ -9,7 +9,6 @@
 // Speed: rows in host memory are read once, because all heads of a lane (up to kHeads) share a
 // block. The loads of the next tile do not yet overlap the work on the current one, and products do
 // not use tensor cores; measurements have to decide about both.
-// tensor cores. Both are to be decided by measurement.
 #include "kernels/cuda/attend.h"
 
 #include "kernels/cuda/elements.cuh"

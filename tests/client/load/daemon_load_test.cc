@@ -187,8 +187,8 @@ TEST_P(DaemonLoadTest, RowsReachEveryLayoutThatIngestReads) {
     Sequence sequence = Fill(cache);
     for (const pqc_dtype to : {PQC_F32, PQC_BF16}) {
       const bool rounded = stored == PQC_BF16 || to == PQC_BF16;
-      for (const auto& [begin, end] :
-           {std::pair{0u, 1300u}, {0u, 1u}, {511u, 513u}, {37u, 1299u}}) {
+      for (const auto& range : {std::pair{0u, 1300u}, {0u, 1u}, {511u, 513u}, {37u, 1299u}}) {
+        const uint64_t begin = range.first, end = range.second;  // not structured: clang 14
         SCOPED_TRACE(::testing::Message() << stored << " to " << to << ", tokens " << begin);
         const uint64_t count = end - begin;
         const auto expect = [&](const auto& make) {

@@ -111,6 +111,7 @@ void Fork(World& world, Tenant& tenant, Bytes& bytes) {
                          ? !result.is_changed && result.status.ok()
                          : world.Expect(tenant, result, request, expected, /*may_lack=*/true);
   if (!result.status.ok()) return;
+  if (by_list && answers.items_size() == 0) return;  // the changed list was empty
   child.id = response.sequence_id();
   if (world.IsKnown(child.id)) Found("an id is used twice");
   child.is_loose = child.is_loose || !exact;
@@ -122,6 +123,12 @@ void Fork(World& world, Tenant& tenant, Bytes& bytes) {
     Found("a fork has another count of tokens");
   }
   tenant.sequences.push_back(std::move(child));
+  for (int i = 1; i < answers.items_size(); ++i) {  // of a changed list
+    Sequence other = tenant.sequences.back();
+    other.id = answers.items(i).sequence_id();
+    other.is_loose = true;
+    tenant.sequences.push_back(std::move(other));
+  }
 }
 
 void Drop(World& world, Tenant& tenant, Bytes& bytes) {

@@ -251,6 +251,12 @@ void World::LoosenIds(Tenant& tenant, const Message& message, bool succeeded) {
         LoosenIds(tenant, part, succeeded);
       }
     }
+    if (succeeded && field->name() == "dropped_sequence_ids") {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        Sequence* const own = tenant.Find(reflection.GetRepeatedUInt64(message, field, i));
+        if (own != nullptr) own->is_loose = true;
+      }
+    }
     if (field->is_repeated() || field->cpp_type() != FieldDescriptor::CPPTYPE_UINT64) continue;
     const uint64_t number = reflection.GetUInt64(message, field);
     if (field->name() == "generation") tenant.generation = std::max(tenant.generation, number);

@@ -52,13 +52,12 @@ bool CountsAreRight(const IndexDataHeader& header, uint32_t kv_head,
   const uint32_t counted_end = header.counted_end.load();
   if (counted_end == 0 || header.cell_count == 0) return true;
   std::vector<uint32_t> counts(header.cell_count);
-  kernels::PqCountCells({kernels::Level::kReference},
-                        {.geometry = geometry,
-                         .planes = Planes(header, kv_head),
-                         .plane_stride = header.plane_stride_bytes,
-                         .slot_begin = header.counted_begin,
-                         .slot_end = counted_end,
-                         .cell_counts = counts});
+  kernels::PqCountCells({kernels::Level::kReference}, {.geometry = geometry,
+                                                       .planes = Planes(header, kv_head),
+                                                       .plane_stride = header.plane_stride_bytes,
+                                                       .slot_begin = header.counted_begin,
+                                                       .slot_end = counted_end,
+                                                       .cell_counts = counts});
   return std::equal(counts.begin(), counts.end(), CellCounts(header, kv_head));
 }
 

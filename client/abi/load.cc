@@ -54,11 +54,13 @@ pqc_status BeginLoad(const Beginning& beginning, pqc_token_range tokens,
   RETURN_IF_ERROR(ReadLoad(beginning.sequence, tokens, layers, layer_count, work.get()));
   return BeginOperation(beginning, {.layer_count = layer_count},
                         [work](Operation& operation, pqc_sequence* sequence) {
+                          size_t left = work->layers.size();
                           return Call([&] {
                             return work->Run(sequence, [&] {
                               operation.AddLayer();
-                              if (!operation.cancelled()) return PQC_OK;
-                              return Fail(PQC_CANCELLED, "operation", "it was cancelled");
+                              if (--left == 0 || !operation.cancelled()) return PQC_OK;
+                              return Fail(PQC_CANCELLED, "operation",
+                                          "it was cancelled; %zu layers are not loaded", left);
                             });
                           });
                         });

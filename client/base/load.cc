@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "kernels/base/status_macros.h"
@@ -14,10 +15,6 @@ namespace {
 
 // Results of at least this size are not read from the caches afterwards.
 constexpr uint64_t kStreamBytes = uint64_t{1} << 20;
-
-ptrdiff_t StrideOf(const TensorView& tensor, uint32_t dim) {
-  return tensor.strides[dim] * static_cast<ptrdiff_t>(kernels::DTypeBytes(tensor.dtype));
-}
 
 // Bytes of rows that are fetched at once.
 constexpr uint64_t kFetchBytes = uint64_t{16} << 20;
@@ -41,9 +38,9 @@ pqc_status Fetch(Remote& remote, const FetchView& fetch, kvstore::TokenRange tok
 kernels::UnpackTarget TargetOf(const TensorView& tensor, const PackRun& run) {
   return {.data = const_cast<std::byte*>(run.data),
           .dtype = tensor.dtype,
-          .token_stride_bytes = StrideOf(tensor, 0),
-          .head_stride_bytes = StrideOf(tensor, 1),
-          .element_stride_bytes = StrideOf(tensor, 2)};
+          .token_stride_bytes = StrideBytes(tensor, 0),
+          .head_stride_bytes = StrideBytes(tensor, 1),
+          .element_stride_bytes = StrideBytes(tensor, 2)};
 }
 
 }  // namespace

@@ -12,19 +12,12 @@ from ._arrays import ArrayLike, tensor_to_fill
 from ._errors import Status
 from ._handle import Closable, Handle
 from ._library import check
+from ._steps import layer_rows
 
 
 def layer_targets(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, List[Any]]:
-    """Returns the arrays by layer as the library expects them, and the objects that keep their
-    memory alive.
-    """
-    rows, held = (abi.LayerRows * len(layers))(), []
-    for row, (layer, (keys, values)) in zip(rows, layers.items()):
-        k, v = tensor_to_fill(f"layers[{layer}].keys", keys), tensor_to_fill(f"layers[{layer}].values", values)
-        held += [k, v]
-        row.struct_size, row.layer = ctypes.sizeof(abi.LayerRows), uint32("layer", layer)
-        row.keys, row.values = k.c, v.c
-    return rows, held
+    """Returns what layer_rows returns, for arrays that a call writes."""
+    return layer_rows(layers, tensor_to_fill)
 
 
 def token_range(tokens: Tuple[int, int]) -> Any:

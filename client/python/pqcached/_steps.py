@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import member, uint32, uint64
-from ._arrays import ArrayLike, floats_to_write, new_array, position_lists_to_read, set_attention, tensor
+from ._arrays import ArrayLike, Tensor, floats_to_write, new_array, position_lists_to_read, set_attention, tensor
 from ._enums import HeadRule, LogBase
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
@@ -44,13 +44,14 @@ class StepPages:
     lengths: np.ndarray[Any, Any]  # uint32 [items]: pages in each list of an item
 
 
-def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, List[Any]]:
+def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]],
+               describe: Callable[[str, ArrayLike], Tensor] = tensor) -> Tuple[Any, List[Any]]:
     """Returns the rows by layer as the library expects them, and the objects that keep their memory
-    alive.
+    alive. describe: tensor, or tensor_to_fill for rows that a call writes.
     """
     rows, held = (abi.LayerRows * len(layers))(), []
     for row, (layer, (keys, values)) in zip(rows, layers.items()):
-        k, v = tensor(f"layers[{layer}].keys", keys), tensor(f"layers[{layer}].values", values)
+        k, v = describe(f"layers[{layer}].keys", keys), describe(f"layers[{layer}].values", values)
         held += [k, v]
         row.struct_size, row.layer = ctypes.sizeof(abi.LayerRows), uint32("layer", layer)
         row.keys, row.values = k.c, v.c

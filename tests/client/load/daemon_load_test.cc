@@ -6,9 +6,11 @@
 
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "pqcached/client.hpp"
@@ -314,6 +316,20 @@ TEST_P(DaemonLoadTest, ALoadMayBeCancelledAndItsSequenceDropped) {
     } else {
       EXPECT_EQ(first.code(), status.code());
     }
+  }
+}
+
+TEST_P(DaemonLoadTest, ALoadThatIsCancelledTooLateSucceeds) {
+  Sequence sequence = Fill(cache_);
+  const Memory keys = Memory::Plain(PQC_F32, kTokens, Layer::kKeyDim);
+  const Memory values = Memory::Plain(PQC_F32, kTokens, Layer::kValueDim);
+  const LayerRows rows[] = {{0, keys.tensor(), values.tensor()}};
+  for (int round = 0; round < 50; ++round) {
+    Operation load = Must(Operation::Load(sequence, {0, kTokens}, rows));
+    std::this_thread::sleep_for(std::chrono::microseconds(10 * round));
+    load.Cancel();
+    const Status status = load.Wait();
+    EXPECT_EQ(load.WaitLayers(1).ok(), status.ok()) << status.ToString();
   }
 }
 

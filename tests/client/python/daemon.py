@@ -95,6 +95,18 @@ class DaemonTest(unittest.TestCase):
         self.assertIn(part, str(caught.exception))
 
 
+class BothPathsTest(DaemonTest):
+    """A DaemonTest with `clients`, one for each path."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.clients = [pqcached.Client(cls.daemon.endpoint, timeout_ms=60000, path=path)
+                       for path in (pqcached.PathChoice.ONLY_LOCAL, pqcached.PathChoice.ONLY_REMOTE)]
+        for client in cls.clients:
+            cls.addClassCleanup(client.close)
+
+
 def group(layers=(0,), dtype=pqcached.DType.F32):
     return pqcached.LayerGroup(list(layers), KV_HEADS, QUERY_HEADS, KEY_DIM, VALUE_DIM, dtype)
 

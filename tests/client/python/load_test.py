@@ -7,19 +7,15 @@ import weakref
 
 import numpy as np
 
-from daemon import KEY_DIM, KV_HEADS, VALUE_DIM, DaemonTest, Layer, pqcached
+from daemon import KEY_DIM, KV_HEADS, VALUE_DIM, BothPathsTest, Layer, pqcached
 
 TOKENS = 700
 
 
-class LoadTest(DaemonTest):
+class LoadTest(BothPathsTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.clients = [pqcached.Client(cls.daemon.endpoint, timeout_ms=60000, path=path)
-                       for path in (pqcached.PathChoice.ONLY_LOCAL, pqcached.PathChoice.ONLY_REMOTE)]
-        for client in cls.clients:
-            cls.addClassCleanup(client.close)
         cls.layers = [Layer(TOKENS, seed=1), Layer(TOKENS, seed=2)]
 
     def filled(self):

@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from daemon import Daemon, DaemonTest, Layer, group, pqcached, running
+from daemon import BothPathsTest, Daemon, Layer, group, pqcached, running
 
 TIME_LIMIT = 60
 
@@ -39,17 +39,7 @@ def rows(layer, begin, end, layers=(0,)):
     return {number: (layer.keys[begin:end], layer.values[begin:end]) for number in layers}
 
 
-class OperationsTest(DaemonTest):
-    """Of each path, a client."""
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.clients = [pqcached.Client(cls.daemon.endpoint, timeout_ms=60000, path=path)
-                       for path in (pqcached.PathChoice.ONLY_LOCAL, pqcached.PathChoice.ONLY_REMOTE)]
-        for client in cls.clients:
-            cls.addClassCleanup(client.close)
-
+class OperationsTest(BothPathsTest):
     def sequence_of(self, client, layers):
         name = f"{client.path.name}-{len(layers)}"
         cache = client.open_cache(name, model_fingerprint="1", groups=[group(layers)], capacity_bytes=48 << 20)

@@ -43,10 +43,11 @@ struct PrefillCost {
 struct RecoveryReport {
   bool recovered = false;  // an earlier process had left state
   uint32_t caches = 0, sequences = 0, segments = 0;
-  uint32_t dropped_records =
-      0;             // broken records, dropped with the state that only they referred to
-  size_t bytes = 0;  // pool bytes used by the recovered sequences
-  size_t quarantined_bytes = 0;  // pool bytes in use without a known owner
+  // Broken records, dropped with the state that only they referred to.
+  uint32_t dropped_records = 0;
+  std::vector<std::string> dropped = {};  // which ones, and why; at most 16 texts
+  size_t bytes = 0;                       // pool bytes used by the recovered sequences
+  size_t quarantined_bytes = 0;           // pool bytes in use without a known owner
   double seconds = 0;
   std::vector<uint64_t> moved_caches = {};      // whose pools are in new memory (PlanPoolMove)
   std::vector<std::string> refused_moves = {};  // why planned moves were dropped

@@ -171,6 +171,9 @@ void LogRecovery(const kvstore::RecoveryReport& report, const Log& log) {
                          {"dropped_records", report.dropped_records},
                          {"moved_pools", report.moved_caches.size()},
                          {"seconds", report.seconds}});
+  for (const std::string& what : report.dropped) {
+    log.Warning("record_dropped", {{"message", what}});
+  }
   for (const std::string& reason : report.refused_moves) {
     log.Warning("move_refused", {{"message", reason}});
   }

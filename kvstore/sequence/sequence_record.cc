@@ -132,7 +132,8 @@ SequenceRecord::SequenceRecord(Existing standing)
     : table_(std::move(standing.table)),
       slot_(std::move(standing.slot)),
       state_(standing.state),
-      recorded_list_(std::move(standing.known)) {}
+      recorded_list_(std::move(standing.known)),
+      unlisted_(std::move(standing.unlisted)) {}
 
 SequenceRecord::~SequenceRecord() {
   const MutexLock lock(&table_->mutex());
@@ -182,7 +183,10 @@ absl::Status SequenceRecord::Write(const std::shared_ptr<const SegmentList>& lis
     table_->FreeBlock(state_.list);
   }
   state_ = next;
-  if (!same_list) recorded_list_ = list;
+  if (!same_list) {
+    recorded_list_ = list;
+    unlisted_.clear();
+  }
   return absl::OkStatus();
 }
 

@@ -94,11 +94,14 @@ class SequenceRecord {
       const Snapshot& first);
 
   // A record that already exists. `known` is its list; null: the next Write writes the list again.
+  // `unlisted`: indexes that the recorded list names and the next one does not. Their records stay
+  // until the next list is written.
   struct Existing {
     std::shared_ptr<RecordTable> table;
     std::shared_ptr<const RecordSlot> slot;
     StateRecord state;
     std::shared_ptr<const SegmentList> known;
+    std::vector<std::shared_ptr<const SegmentIndex>> unlisted = {};
   };
   explicit SequenceRecord(Existing standing);
   ~SequenceRecord();
@@ -122,6 +125,7 @@ class SequenceRecord {
   const std::shared_ptr<const RecordSlot> slot_;      // shared with NamesRecord
   StateRecord state_;                                 // newest written state
   std::shared_ptr<const SegmentList> recorded_list_;  // list that the newest state refers to
+  std::vector<std::shared_ptr<const SegmentIndex>> unlisted_;  // see Existing
 };
 
 }  // namespace pqcached::kvstore

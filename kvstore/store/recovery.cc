@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/crc32c.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/index/live_index.h"
@@ -24,9 +25,10 @@ struct Draft {
   std::shared_ptr<const RecordSlot> slot;
   StateRecord state;
   std::vector<uint32_t> layer_tokens;
-  SegmentList list;                                      // entries without indexes
-  std::vector<std::vector<LayerNumbers>> layer_numbers;  // [entry][index]
-  bool is_complete_list = true;                          // no part of the list was left out
+  SegmentList list;                                           // entries without indexes
+  std::vector<std::vector<LayerNumbers>> layer_numbers;       // [entry][index]
+  bool is_complete_list = true;                               // no part of the list was left out
+  std::vector<std::shared_ptr<const SegmentIndex>> unlisted;  // complete parts that were
   std::unique_ptr<NamesRecord> names;
   NameWords name_words;
   std::vector<std::shared_ptr<const ActiveSegmentView>> views;
@@ -39,6 +41,7 @@ class CacheRecovery {
   RecoveredCache Run();
 
  private:
+  void Drop(uint64_t sequence_id, absl::string_view what);
   std::optional<Draft> ReadDraft(uint32_t number);
   bool ReadState(uint32_t number, Draft& draft);
   bool ReadList(Draft& draft);
@@ -76,7 +79,7 @@ RecoveredCache CacheRecovery::Run() {
     if (!draft.has_value()) continue;
     const SegmentRows* tail = draft->list.tail();
     if (tail != nullptr && !owners_.emplace(tail, drafts.size()).second) {
-      ++recovered_.dropped_records;  // two sequences would write the same segment
+      Drop(draft->identity.sequence_id, "another sequence writes its open segment");
       continue;
     }
     drafts.push_back(*std::move(draft));
@@ -94,28 +97,38 @@ RecoveredCache CacheRecovery::Run() {
   return std::move(recovered_);
 }
 
+void CacheRecovery::Drop(uint64_t sequence_id, absl::string_view what) {
+  recovered_.dropped.push_back(absl::StrCat("sequence ", sequence_id, ": ", what));
+}
+
 std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   const SlotArray::Content content = table_.identities().Read(number);
   if (content.state == SlotArray::State::kEmpty) return std::nullopt;
-  ++recovered_.dropped_records;  // taken back below if nothing is broken
-  if (content.state != SlotArray::State::kFull) return std::nullopt;
-  auto identity = ReadIdentity(content.bytes);
-  if (!identity.has_value() || !sequence_ids_.insert(identity->sequence_id).second) {
-    return std::nullopt;
-  }
-  if (identity->live_index.has_value() && !CheckLiveIndex(cache_, *identity->live_index).ok()) {
-    return std::nullopt;
-  }
   Draft draft;
+  const auto drop = [&](absl::string_view what) {
+    Drop(draft.identity.sequence_id, what);
+    return std::nullopt;
+  };
+  if (content.state != SlotArray::State::kFull) return drop("its identity is corrupt");
+  auto identity = ReadIdentity(content.bytes);
+  if (!identity.has_value()) return drop("its identity cannot be read");
   draft.identity = *std::move(identity);
-  if (!ReadState(number, draft) || !ReadList(draft)) return std::nullopt;
+  if (!sequence_ids_.insert(draft.identity.sequence_id).second) {
+    return drop("another sequence has its id");
+  }
+  if (const auto& live = draft.identity.live_index;
+      live.has_value() && !CheckLiveIndex(cache_, *live).ok()) {
+    return drop("its live index does not suit the cache");
+  }
+  if (!ReadState(number, draft)) return drop("its state is corrupt");
+  if (!ReadList(draft)) return drop("its list of segments is corrupt");
   auto slot = table_.Claim(RecordKind::kSequence, number);
-  if (!slot.has_value()) return std::nullopt;
+  if (!slot.has_value()) return drop("its slot is in use");
   draft.slot = std::make_shared<const RecordSlot>(*std::move(slot));
   draft.names = std::make_unique<NamesRecord>(cache_.records, draft.slot);
   bool broken = false;
   draft.name_words = draft.names->Recover(broken);
-  if (!broken) --recovered_.dropped_records;
+  if (broken) Drop(draft.identity.sequence_id, "its names are corrupt; the sequence stays");
   return draft;
 }
 
@@ -242,7 +255,10 @@ std::shared_ptr<const SegmentRows> CacheRecovery::ReadRows(uint32_t number) {
   auto rows = std::make_shared<const SegmentRows>(record.segment_id, record.first_position,
                                                   record.slot_capacity, std::move(extents));
   rows->record() = *std::move(slot);
-  if (!LoadRowChecksums(cache_, number, *rows)) ++recovered_.dropped_records;
+  if (!LoadRowChecksums(cache_, number, *rows)) {
+    recovered_.dropped.push_back(
+        absl::StrCat("segment ", record.segment_id, ": the checksums of its rows are corrupt"));
+  }
   return rows;
 }
 
@@ -276,7 +292,9 @@ SegmentIndex::Layer CacheRecovery::MakeLayer(uint32_t number, const LayerRecord&
   if (!slot.has_value()) return {};
   layer.data->record() = *std::move(slot);
   if (!LoadLayerChecksums(cache_, number, record.segment_id, record.layer_slot, layer)) {
-    ++recovered_.dropped_records;
+    recovered_.dropped.push_back(absl::StrCat("segment ", record.segment_id, ", layer ",
+                                              cache_.layers.layers[record.layer_slot].layer,
+                                              ": the checksums of its codes are corrupt"));
   }
   return layer;
 }
@@ -343,7 +361,9 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
         const bool was_ready = numbers[slot] != EntryRecord::kNoLayer;
         const bool is_ready = found.back() != nullptr && found.back()->ready(slot);
         if (was_ready && !is_ready) {
-          ++recovered_.dropped_records;
+          Drop(draft.identity.sequence_id,
+               absl::StrCat("codes of segment ", segments[entry].rows->segment_id(), ", layer ",
+                            cache_.layers.layers[slot].layer, " are missing or corrupt"));
           draft.is_complete_list = false;
         }
         was_complete = was_complete && was_ready;
@@ -353,6 +373,8 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
     const auto& live = draft.identity.live_index;
     if (!is_complete && !(live.has_value() && live->index == descriptor)) {
       draft.is_complete_list = false;  // no build will complete it
+      std::erase(found, nullptr);
+      draft.unlisted.insert(draft.unlisted.end(), found.begin(), found.end());
       continue;
     }
     kept.push_back(descriptor);
@@ -389,10 +411,11 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
       SequenceRecord::Existing{.table = cache_.records,
                                .slot = draft.slot,
                                .state = draft.state,
-                               .known = draft.is_complete_list ? first->list : nullptr});
+                               .known = draft.is_complete_list ? first->list : nullptr,
+                               .unlisted = std::move(draft.unlisted)});
   if (!draft.is_complete_list) {
     // Writes the list before the records of the parts that were left out are emptied. If there is
-    // no room for it, the next change of the sequence writes it.
+    // no room for it, the next change of the sequence writes it, and the records stay until then.
     record->Write(first->list, first->layer_tokens, draft.state.suspended != 0).IgnoreError();
   }
   const uint32_t token_count = first->token_count();

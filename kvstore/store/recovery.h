@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kvstore/sequence/cache.h"
@@ -29,7 +30,7 @@ struct RecoveredSequence {
 struct RecoveredCache {
   std::vector<RecoveredSequence> sequences;
   uint32_t segments = 0;
-  uint32_t dropped_records = 0;
+  std::vector<std::string> dropped;  // what was dropped and why, one text for each broken record
 };
 
 // Recovers the sequences. Extents that are marked as used and belong to no recovered sequence are

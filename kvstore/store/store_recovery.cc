@@ -1,7 +1,9 @@
 // Store's calls that recover state of an earlier process, and record state for the next one.
 #include <algorithm>
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/keeper.h"
@@ -11,6 +13,14 @@
 #include "kvstore/store/store_impl.h"
 
 namespace pqcached::kvstore {
+namespace {
+
+void NoteDropped(std::string what, RecoveryReport& report) {
+  constexpr size_t kMost = 16;
+  if (report.dropped.size() < kMost) report.dropped.push_back(std::move(what));
+}
+
+}  // namespace
 
 absl::Status StoreImpl::Recover() {
   if (root_ == nullptr) return absl::OkStatus();
@@ -22,6 +32,7 @@ absl::Status StoreImpl::Recover() {
     if (status.ok()) continue;
     if (!absl::IsDataLoss(status)) return status;  // the next attempt may succeed
     ++recovery_.dropped_records;
+    NoteDropped(absl::StrCat("cache ", record.cache_id, ": ", TextOf(status)), recovery_);
     root_->RemoveCache(record.cache_id);
     for (const std::string& name : record.names()) {
       RETURN_IF_ERROR(options_.keeper->Release(name));
@@ -39,7 +50,10 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   ++recovery_.caches;
   recovery_.sequences += static_cast<uint32_t>(recovered.sequences.size());
   recovery_.segments += recovered.segments;
-  recovery_.dropped_records += recovered.dropped_records;
+  recovery_.dropped_records += static_cast<uint32_t>(recovered.dropped.size());
+  for (const std::string& what : recovered.dropped) {
+    NoteDropped(absl::StrCat("cache ", cache->cache_id, ": ", what), recovery_);
+  }
   recovery_.bytes += usage.used_bytes - usage.quarantined_bytes;
   recovery_.quarantined_bytes += usage.quarantined_bytes;
   counters_.next_segment_id =

@@ -60,7 +60,10 @@ struct Totals {
 class Keepers {
  public:
   Keepers() : directory_("/dev/shm/pqcached-crash-" + std::to_string(getpid())) {}
-  ~Keepers() { std::filesystem::remove_all(directory_); }
+  ~Keepers() {
+    std::filesystem::remove_all(directory_);
+    std::filesystem::remove_all(machine());
+  }
 
   void Begin(Keeping keeping) {
     keeping_ = keeping;
@@ -69,6 +72,8 @@ class Keepers {
     std::filesystem::remove_all(directory_);
     std::filesystem::create_directory(directory_);
   }
+  // Directory of a CrashWorld.
+  std::string machine() const { return directory_ + "-machine"; }
   // Called by a child, and used until it ends.
   DescriptorKeeper& Open() {
     if (keeping_ == Keeping::kDescriptors) {
@@ -195,7 +200,7 @@ class Lane {
     finished = false;
     Fork([&](CrashWorld& world) {
       ArmCrashPoints(plan, model_.stores);
-      world.Recover();
+      world.Recover(/*may_be_short=*/true);
       if (model_.faults == 0) work(world);
       DisarmCrashPoints();
       if (model_.faults == 0) world.GoIdle();
@@ -216,7 +221,7 @@ class Lane {
     model_.stores = 0;
     Fork([&](CrashWorld& world) {
       ArmCrashPoints({}, model_.stores);
-      world.Recover();
+      world.Recover(/*may_be_short=*/false);
       DisarmCrashPoints();
       if (model_.faults == 0) world.Check();
       if (goes_on && model_.faults == 0) FillSegments(world);
@@ -244,7 +249,7 @@ class Lane {
   // When all clients of earlier processes have ended, the memory of what was dropped is free.
   void CheckNothingLeft() {
     Fork([](CrashWorld& world) {
-      world.Recover();
+      world.Recover(/*may_be_short=*/false);
       world.Check();
       CrashEngine(world, 0).Do({.operation = Operation::kEndQuarantine});
       world.GoIdle();
@@ -259,7 +264,7 @@ class Lane {
     const pid_t child = fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      CrashWorld world(model_, keepers_.Open(), history_->spec);
+      CrashWorld world(model_, keepers_.Open(), keepers_.machine(), history_->spec);
       work(world);
       kill(getpid(), SIGKILL);
       for (;;) pause();

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/crc32c.h"
 #include "kernels/base/status_macros.h"
@@ -17,6 +20,7 @@ namespace pqcached::kvstore::testing {
 namespace {
 
 constexpr char kAuditor[] = "auditor";  // the session by which the test maps sequences
+constexpr size_t kMachineBytes = size_t{8} << 30;
 
 SteadyTime Deadline() { return SteadyTime::Now() + absl::Seconds(60); }
 
@@ -49,8 +53,18 @@ const char* NameOf(Operation operation) {
   return kNames[static_cast<size_t>(operation)];
 }
 
-CrashWorld::CrashWorld(WorldModel& model, DescriptorKeeper& keeper, const WorldSpec& spec)
-    : model_(model), keeper_(keeper), spec_(spec), random_(model.seed.fetch_add(1)) {}
+CrashWorld::CrashWorld(WorldModel& model, DescriptorKeeper& keeper, std::string machine,
+                       const WorldSpec& spec)
+    : model_(model),
+      keeper_(keeper),
+      machine_(std::move(machine)),
+      spec_(spec),
+      random_(model.seed.fetch_add(1)) {}
+
+void CrashWorld::SetAvailable(size_t bytes) {
+  std::filesystem::create_directories(machine_ + "/proc");
+  std::ofstream(machine_ + "/proc/meminfo") << "MemAvailable: " << (bytes >> 10) << " kB\n";
+}
 
 StoreOptions CrashWorld::Options() const {
   StoreOptions options = SmallOptions();
@@ -58,6 +72,7 @@ StoreOptions CrashWorld::Options() const {
   options.segment_tokens = options.tail_tokens = spec_.tail_tokens;
   options.merge_segments = 3;
   options.keeper = &keeper_;
+  options.memory_root = machine_;
   options.strict_memory = spec_.strict;
   options.retain = true;
   options.max_retained_share = 1;                   // until other sequences need the room
@@ -87,15 +102,18 @@ void CrashWorld::Fault(const std::string& what, const absl::Status& status) {
   ++model_.faults;
 }
 
-void CrashWorld::Recover() {
+void CrashWorld::Recover(bool may_be_short) {
+  SetAvailable(may_be_short && random_() % 2 == 0 ? 0 : kMachineBytes);
   auto created = Store::Create(Options());
+  SetAvailable(kMachineBytes);
   if (!created.ok()) return Fault("the store does not recover", created.status());
   store_ = *std::move(created);
   ++model_.process;
   ++model_.recoveries;
   ids_of_earlier_processes_ = model_.highest_id;
   const RecoveryReport report = store_->Recovery();
-  if (report.dropped_records > 0) Fault("records were dropped");
+  if (report.dropped_records > 0)
+    Fault("records were dropped: " + absl::StrJoin(report.dropped, "; "));
   const uint64_t idle_used_bytes = model_.idle_used_bytes.exchange(~uint64_t{0});
   const uint64_t used_bytes = report.bytes + report.quarantined_bytes;
   if (report.recovered && idle_used_bytes != ~uint64_t{0} && used_bytes != idle_used_bytes) {

@@ -39,10 +39,13 @@ inline constexpr IndexDescriptor kWorldIndexes[] = {
 
 class CrashWorld {
  public:
-  CrashWorld(WorldModel& model, DescriptorKeeper& keeper, const WorldSpec& spec);
+  // `machine`: a directory for the file from which the store reads how much memory the machine has left.
+  CrashWorld(WorldModel& model, DescriptorKeeper& keeper, std::string machine,
+             const WorldSpec& spec);
 
-  // Recovers the store that earlier processes left, and opens the caches.
-  void Recover();
+  // Recovers the store that earlier processes left, and opens the caches. `may_be_short`: at random, the machine has no
+  // memory left while the store recovers.
+  void Recover(bool may_be_short);
   // Compares everything with the model.
   void Check();
   // Compares only the sequences.
@@ -76,6 +79,8 @@ class CrashWorld {
   using Found = std::map<uint64_t, SequenceInfo>;
 
   StoreOptions Options() const;
+  // Sets what the machine has left.
+  void SetAvailable(size_t bytes);
   CacheSpec SpecOf(uint32_t rank) const;
   void OpenCaches();
   Found AllSequences();
@@ -96,6 +101,7 @@ class CrashWorld {
 
   WorldModel& model_;
   DescriptorKeeper& keeper_;
+  const std::string machine_;
   const WorldSpec spec_;
   std::mt19937_64 random_;
   uint64_t ids_of_earlier_processes_ = 0;  // the highest

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "absl/strings/str_join.h"
 #include "pqcached/v1/admin.pb.h"
 #include "tests/fuzz/handlers/calls.h"
 #include "tests/fuzz/messages.h"
@@ -286,7 +287,8 @@ void World::Restart() {
   MakeSidecar();
   const kvstore::RecoveryReport report = sidecar_->store->Recovery();
   if (!report.recovered || report.dropped_records != 0) {
-    Found("a restart has lost " + std::to_string(report.dropped_records) + " records");
+    Found("a restart has lost " + std::to_string(report.dropped_records) +
+          " records: " + absl::StrJoin(report.dropped, "; "));
   }
   // What only leases, or work on an index, had in use.
   if (sidecar_->store->Stats(kvstore::kAllTenants).quarantined_bytes != 0)

@@ -19,6 +19,7 @@ using testing::AppendContent;
 using testing::Content;
 using testing::ContentOf;
 using testing::Dump;
+using ::testing::ElementsAre;
 using testing::ExpectContent;
 using testing::Floats;
 using testing::IngestContent;
@@ -343,6 +344,7 @@ TEST_F(Recovery, LetsGoOfACacheWhoseMemoryIsGone) {
   Restart();
   EXPECT_EQ(store().Recovery().caches, 0u);
   EXPECT_EQ(store().Recovery().dropped_records, 1u);
+  EXPECT_THAT(store().Recovery().dropped, ElementsAre("cache 1: the pool is missing or too short"));
   EXPECT_EQ(store().DescribeSequence(kTenant, id).status().code(), absl::StatusCode::kNotFound);
   EXPECT_GT(world_->cache_id, 1u);
 }

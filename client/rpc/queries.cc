@@ -150,8 +150,9 @@ pqc_status RpcRemote::TopK(const TopKItem* items, uint32_t item_count,
     const Deadline deadline = CallDeadline();
     bool too_small = false;
     for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
-      RETURN_IF_ERROR(
-          TopKPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small));
+      const grpc::Status status =
+          TopKPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
+      RETURN_IF_ERROR(RenumberItem(status, [i](uint32_t item) { return i + item; }));
     }
     return too_small ? OutputTooSmallError() : grpc::Status::OK;
   });
@@ -359,8 +360,9 @@ pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
     const Deadline deadline = CallDeadline();
     bool too_small = false;
     for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
-      RETURN_IF_ERROR(
-          AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small));
+      const grpc::Status status =
+          AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
+      RETURN_IF_ERROR(RenumberItem(status, [i](uint32_t item) { return i + item; }));
     }
     return too_small ? OutputTooSmallError() : grpc::Status::OK;
   });
@@ -396,25 +398,32 @@ pqc_status RpcRemote::AttendRange(const AttendRangeItem* items, uint32_t item_co
     const Deadline deadline = CallDeadline();
     const uint64_t limit = PayloadBytes(kReadPayloadBytes);
     std::vector<AttendRangeItem> parts;
+    std::vector<uint32_t> numbers;  // by part: the item that it is of
     uint64_t bytes = 0;
+    const auto send = [&]() -> grpc::Status {
+      const auto count = static_cast<uint32_t>(parts.size());
+      return RenumberItem(AttendRangePart(parts.data(), count, deadline),
+                          [&](uint32_t part) { return part < count ? numbers[part] : part; });
+    };
     for (uint32_t i = 0; i < item_count; ++i) {
       const uint64_t token_bytes = TokenBytes(items[i].query.shape);
       const uint64_t length = items[i].query.queries.shape[0];
       for (uint64_t begin = 0; begin < length;) {
         if (!parts.empty() && (bytes + token_bytes > limit || parts.size() == kMaxBatchItems)) {
-          RETURN_IF_ERROR(
-              AttendRangePart(parts.data(), static_cast<uint32_t>(parts.size()), deadline));
+          RETURN_IF_ERROR(send());
           parts.clear();
+          numbers.clear();
           bytes = 0;
         }
         const uint64_t fitting = bytes < limit ? (limit - bytes) / token_bytes : 0;
         const uint64_t count = std::clamp<uint64_t>(fitting, 1, length - begin);
         parts.push_back(PartOf(items[i], begin, count));
+        numbers.push_back(i);
         bytes += count * token_bytes;
         begin += count;
       }
     }
-    return AttendRangePart(parts.data(), static_cast<uint32_t>(parts.size()), deadline);
+    return send();
   });
 }
 

@@ -1,6 +1,8 @@
 #include "client/rpc/refusal.h"
 
+#include <charconv>
 #include <cstdio>
+#include <string_view>
 
 #include "pqcached/v1/status_details.pb.h"
 
@@ -90,6 +92,20 @@ grpc::Status WorkerReplaced() {
 grpc::Status PrefixText(const std::string& text, const grpc::Status& status) {
   const Details details = DetailsOf(status);
   return Refuse(status.error_code(), details.field, text + ": " + details.text, details.retry_ms);
+}
+
+grpc::Status RenumberItem(const grpc::Status& status,
+                          const std::function<uint32_t(uint32_t)>& number_of) {
+  constexpr std::string_view kBegin = "items[";
+  const Details details = DetailsOf(status);
+  const char* const end = details.field.data() + details.field.size();
+  if (status.ok() || !details.field.starts_with(kBegin)) return status;
+  uint32_t item = 0;
+  const auto [rest, error] = std::from_chars(details.field.data() + kBegin.size(), end, item);
+  if (error != std::errc() || rest == end || *rest != ']') return status;
+  return Refuse(status.error_code(),
+                std::string(kBegin) + std::to_string(number_of(item)) + std::string(rest, end),
+                details.text, details.retry_ms);
 }
 
 std::string FieldOf(const grpc::Status& status) { return DetailsOf(status).field; }

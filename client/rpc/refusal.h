@@ -8,6 +8,7 @@
 #include <grpcpp/support/status.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "client/base/remote.h"
@@ -31,6 +32,11 @@ grpc::Status WorkerReplaced();
 
 // Returns `status` with `text` and ": " before the text of its refusal.
 grpc::Status PrefixText(const std::string& text, const grpc::Status& status);
+
+// Returns `status` with items[number_of(i)] in place of items[i] at the beginning of its field: for
+// an RPC that was sent a part of the caller's items.
+grpc::Status RenumberItem(const grpc::Status& status,
+                          const std::function<uint32_t(uint32_t)>& number_of);
 
 // Returns the field that the details name, or "".
 std::string FieldOf(const grpc::Status& status);

@@ -76,9 +76,9 @@ typedef struct pqc_selection {
 /* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,
  * [query_heads, key_dim], of any dtype. The tokens of a speculation (query_length 2..8) share one
  * selection, over the group's heads of all of them: group size x query_length is at most 64 (a
- * query of 32 heads over 8 kv heads has groups of 4). The selection is made for the first of them,
- * so that token i is to attend to the window from query_position + 1 - window_tokens to its own
- * position, which are i tokens more. */
+ * query of 32 heads over 8 kv heads has groups of 4). Its candidates end where the window of the
+ * first of them begins, so that token i is to attend to the window from
+ * query_position + 1 - window_tokens to its own position, which are i tokens more. */
 typedef struct pqc_query {
   size_t struct_size;
   uint32_t layer;

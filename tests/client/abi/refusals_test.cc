@@ -101,6 +101,35 @@ TEST_P(RefusalsTest, OfReads) {
          "tokens");
 }
 
+// A batch of more than 256 items takes several RPCs, and an error names the item of the batch.
+TEST_P(RefusalsTest, OfLargeBatches) {
+  if (GetParam() != PQC_PATH_ONLY_REMOTE) return;  // the local path makes no RPC
+  constexpr uint32_t kItems = 300, kGone = 280;
+  std::vector<Sequence> sequences;
+  std::vector<StepItem> items;
+  std::vector<float> queries, output(size_t{kItems} * Layer::kQueryHeads * Layer::kValueDim),
+      lse(size_t{kItems} * Layer::kQueryHeads);
+  for (uint32_t i = 0; i < kItems; ++i) sequences.push_back(Must(sequence_.Fork()));
+  for (Sequence& sequence : sequences) {
+    items.push_back({&sequence, kTokens});
+    const auto* numbers = static_cast<const float*>(layer_.queries().c().ptr);
+    queries.insert(queries.end(), numbers, numbers + Layer::kQueryHeads * Layer::kKeyDim);
+  }
+  const Tensor packed(queries, {kItems, Layer::kQueryHeads, Layer::kKeyDim});
+  const Selection flat{.index = Index::Flat(), .sink_tokens = 4, .window_tokens = 16, .ratio = 0.5};
+  const std::vector<pqc_token_range> ranges(kItems, {0, 8});
+  Step step = Must(client_.BeginStep(items, &flat));
+  ASSERT_TRUE(step.TopK(0, packed).ok());
+  const std::string gone = std::to_string(sequences[kGone].id());
+  Must(operator_.AdminJson("Evict", R"({"sequence_id": ")" + gone + R"("})"));
+  const std::string field = "items[" + std::to_string(kGone) + "]";
+  for (const Status& status : {step.TopK(0, packed).status(), step.Attend(0, packed, output, lse),
+                               step.AttendRange(0, packed, ranges, output, lse)}) {
+    EXPECT_EQ(status.code(), PQC_NOT_FOUND) << status.ToString();
+    EXPECT_TRUE(status.field().starts_with(field)) << status.field();
+  }
+}
+
 TEST_P(RefusalsTest, OfRowsAndIndexes) {
   const auto ingest = [&](uint64_t first, const Tensor& keys) {
     return sequence_.Ingest(0, first, keys, layer_.values(0, 10));

@@ -26,6 +26,7 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
 from ._gpu import Gpu, GpuCounts, GpuStep
 from ._library import library as _load_library
 from ._load import Load
+from ._model_config import groups_of
 from ._names import TokenNames
 from ._operations import Event
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
@@ -47,5 +48,5 @@ __all__ = [
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",
 ]

@@ -1,14 +1,16 @@
-"""The examples in C and Python run, and agree with the one in C++. Usage: examples_test.py BUILD C_EXAMPLE CXX_EXAMPLE"""
+"""The examples in C and Python run, and agree with the one in C++. Usage: examples_test.py BUILD C_EXAMPLE CXX_EXAMPLE C_CHAT CXX_CHAT"""
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import unittest
 
-C_EXAMPLE, CXX_EXAMPLE = sys.argv.pop(2), sys.argv.pop(2)
+C_EXAMPLE, CXX_EXAMPLE, C_CHAT, CXX_CHAT = (sys.argv.pop(2) for _ in range(4))
 
 from daemon import SOURCE, running  # noqa: E402  (takes its argument from what is left)
 
@@ -35,6 +37,28 @@ class ExamplesTest(unittest.TestCase):
             self.assertRegex(expected, r"attended 16 sink \+ 64 window \+ \d+ selected of 4096 tokens; output\[0\] = -?0\.\d{4}")
             self.assertEqual(run(C_EXAMPLE, daemon.endpoint), expected)
             self.assertEqual(run(sys.executable, EXAMPLES / "python/attend.py", daemon.endpoint), expected)
+
+    def test_conversations_print_the_same_in_all_languages(self):
+        config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+                  "hidden_size": 256, "torch_dtype": "float16"}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "config.json"
+            path.write_text(json.dumps(config))
+            commands = ([CXX_CHAT], [C_CHAT], [sys.executable, EXAMPLES / "python/chat.py"])
+            reports = []
+            for command in commands:
+                with running() as daemon:
+                    more = [path] if command[0] == sys.executable else []
+                    reports.append(run(*command, daemon.endpoint, *more))
+        first, second = reports[0].splitlines()
+        self.assertRegex(first, r"^0 of 600 tokens were stored; attention\[0\] = -?\d\.\d{3}$")
+        # All whole steps of 128 tokens of the first turn: 639 rows, generated tokens included.
+        self.assertRegex(second, r"^512 of 740 tokens were stored; attention\[0\] = -?\d\.\d{3}$")
+        self.assertEqual(reports, [reports[0]] * 3)
+
+    def test_the_conversations_are_short(self):
+        for name, most in (("chat/main.cc", 40), ("python/chat.py", 40), ("c/chat.c", 60)):
+            self.assertLessEqual(len((EXAMPLES / name).read_text().splitlines()), most, name)
 
     def test_the_c_example_is_short_and_says_what_is_wrong(self):
         self.assertLessEqual(len((EXAMPLES / "c/attend.c").read_text().splitlines()), 80)

@@ -1,8 +1,52 @@
 // Two turns of a conversation with complete attention. Usage: chat ENDPOINT. The second turn
 // computes only the tokens that the first has not stored.
-#include "client/examples/model.hpp"
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include "pqcached/client.hpp"
+
+namespace {
+
+constexpr uint32_t kLayers = 2, kHeads = 2, kQueryHeads = 4, kDim = 64;
+
+// Stands for a model: returns rows [tokens, heads, kDim] of these tokens in a layer.
+std::vector<float> Project(std::span<const uint32_t> tokens, uint32_t layer, uint32_t heads) {
+  std::vector<float> rows;
+  for (const uint32_t token : tokens) {
+    for (uint32_t column = 0; column < heads * kDim; ++column) {
+      rows.push_back(static_cast<float>(std::sin((token * 31 + column * 7 + layer) % 997)));
+    }
+  }
+  return rows;
+}
+
+// Returns the token that follows; a model samples it from its logits.
+uint32_t NextToken(uint32_t token) { return (token * 5 + 1) % 997; }
+
+// Appends `length` tokens that a user has written.
+std::vector<uint32_t>& AddText(std::vector<uint32_t>& tokens, uint32_t length) {
+  for (uint32_t i = 0; i < length; ++i) tokens.push_back(i * i % 997);
+  return tokens;
+}
+
+// Ends the program on an error: an example has no caller to report it to.
+void Must(const pqcached::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+template <class T>
+T Must(pqcached::Result<T> result) {
+  Must(result.status());
+  return std::move(*result);
+}
 
 // clang-format off
+// [example]
 // Prefills what is not stored of a prompt, and appends `length` tokens to it.
 void Answer(pqcached::Cache& cache, std::vector<uint32_t>& tokens, uint64_t length) {
   uint64_t stored = 0, prompt = tokens.size();
@@ -29,6 +73,8 @@ void Answer(pqcached::Cache& cache, std::vector<uint32_t>& tokens, uint64_t leng
               static_cast<int>(prompt), attention[0]);
 }
 
+}  // namespace
+
 int main(int argc, char** argv) {
   auto client = Must(pqcached::Client::Open({.endpoint = argv[argc - 1]}));
   const pqcached::LayerGroup layers{.layers = {0, 1}, .kv_heads = kHeads, .query_heads = kQueryHeads,
@@ -38,3 +84,4 @@ int main(int argc, char** argv) {
   std::vector<uint32_t> tokens;
   for (const uint32_t length : {600u, 100u}) Answer(cache, AddText(tokens, length), 40);
 }
+// [example]

@@ -217,6 +217,7 @@ class Sequence {
   // dropped. After an error `sequences` is as before (pqc_sequences_reorder).
   static Status Reorder(std::vector<Sequence>* sequences, std::span<const uint32_t> from) {
     std::vector<pqc_sequence*> handles;
+    handles.reserve(sequences->size());
     for (const Sequence& sequence : *sequences) handles.push_back(sequence.get());
     std::vector<pqc_sequence*> reordered(from.size());
     const pqc_status status =
@@ -224,6 +225,7 @@ class Sequence {
                               static_cast<uint32_t>(from.size()), reordered.data());
     if (status != PQC_OK) return Status(status);
     std::vector<Sequence> made;
+    made.reserve(reordered.size());
     for (pqc_sequence* handle : reordered)
       made.push_back(Sequence(handle, sequences->front().sizes_));
     for (Sequence& sequence : *sequences) (void)sequence.handle_.release();

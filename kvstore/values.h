@@ -45,7 +45,7 @@ struct RecoveryReport {
   uint32_t caches = 0, sequences = 0, segments = 0;
   // Broken records, dropped with the state that only they referred to.
   uint32_t dropped_records = 0;
-  std::vector<std::string> dropped = {};  // which ones, and why; at most 16 texts
+  std::vector<std::string> dropped = {};  // of caches and sequences: which, and why; at most 16
   size_t bytes = 0;                       // pool bytes used by the recovered sequences
   size_t quarantined_bytes = 0;           // pool bytes in use without a known owner
   double seconds = 0;

@@ -64,6 +64,7 @@ static uint32_t Answer(pqc_cache* cache, uint32_t* tokens, uint32_t count, uint3
     }
   }
   printf("%d of %u tokens were stored; attention[0] = %.3f\n", (int)stored, count, attention[0]);
+  Must(pqc_sequence_flush(sequence)); /* else the drop discards rows that are still being sent */
   pqc_decoder_close(decoder);
   Must(pqc_sequence_drop(sequence));
   return last + 1;
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
   Must(pqc_cache_open(client, &spec, &cache));
   for (uint32_t turn = 0, count = 0; turn < 2; ++turn) {
     for (uint32_t i = 0; i < (turn == 0 ? 600u : 100u); ++i) tokens[count++] = TextToken(i);
-    count = Answer(cache, tokens, count, 40);
+    count = Answer(cache, tokens, count, 60);
   }
   pqc_cache_close(cache);
   pqc_client_close(client);

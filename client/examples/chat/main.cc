@@ -69,6 +69,7 @@ void Answer(pqcached::Cache& cache, std::vector<uint32_t>& tokens, uint64_t leng
                           {row, {kHeads, kDim}}, attention, {.begin = tokens.size() - 1, .token_ids = token}));
     }
   }
+  Must(sequence.Flush());  // else the end of the sequence discards rows that are still being sent
   std::printf("%d of %d tokens were stored; attention[0] = %.3f\n", static_cast<int>(stored),
               static_cast<int>(prompt), attention[0]);
 }
@@ -82,6 +83,6 @@ int main(int argc, char** argv) {
   auto cache = Must(client.OpenCache({.name = "chat", .model_fingerprint = "chat-1",
                                       .groups = {layers}, .capacity_bytes = 64 << 20}));
   std::vector<uint32_t> tokens;
-  for (const uint32_t length : {600u, 100u}) Answer(cache, AddText(tokens, length), 40);
+  for (const uint32_t length : {600u, 100u}) Answer(cache, AddText(tokens, length), 60);
 }
 // [example]

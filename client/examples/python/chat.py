@@ -1,6 +1,5 @@
 """Two turns of a conversation with complete attention. Usage: chat.py ENDPOINT CONFIG, where CONFIG
-is a model's config.json. The second turn computes only the tokens that the first has not stored.
-"""
+is a model's config.json. The second turn computes only what the first has not stored."""
 
 import sys
 
@@ -29,6 +28,7 @@ def answer(cache, group, prompt, length):
                 query, row = project(tokens[-1:], layer, *q)[0], project(tokens[-1:], layer, *kv)[0]
                 attention = decoder.decode(layer, query, row, row, names=pqcached.TokenNames(len(tokens) - 1, tokens[-1:]))
             tokens.append((tokens[-1] * 5 + 1) % 997)  # a model samples it from its logits
+        sequence.flush()  # else the end of the sequence discards rows that are still being sent
     print(f"{stored} of {len(prompt)} tokens were stored; attention[0] = {attention[0, 0]:.3f}")
     return tokens
 
@@ -36,5 +36,5 @@ def answer(cache, group, prompt, length):
 with pqcached.Client(sys.argv[1]) as client:
     groups = pqcached.groups_of(sys.argv[2])
     with client.open_cache("chat", model_fingerprint="chat-1", groups=groups, capacity_bytes=64 << 20) as chat:
-        first = answer(chat, groups[0], [i * i % 997 for i in range(600)], 40)
-        answer(chat, groups[0], first + [i * i % 997 for i in range(100)], 40)
+        first = answer(chat, groups[0], [i * i % 997 for i in range(600)], 60)
+        answer(chat, groups[0], first + [i * i % 997 for i in range(100)], 60)

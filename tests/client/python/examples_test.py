@@ -52,8 +52,8 @@ class ExamplesTest(unittest.TestCase):
                     reports.append(run(*command, daemon.endpoint, *more))
         first, second = reports[0].splitlines()
         self.assertRegex(first, r"^0 of 600 tokens were stored; attention\[0\] = -?\d\.\d{3}$")
-        # All whole steps of 128 tokens of the first turn: 639 rows, generated tokens included.
-        self.assertRegex(second, r"^512 of 740 tokens were stored; attention\[0\] = -?\d\.\d{3}$")
+        # All whole steps of 128 tokens of the 659 rows: the prompt alone has four, the fifth needs generated tokens.
+        self.assertRegex(second, r"^640 of 760 tokens were stored; attention\[0\] = -?\d\.\d{3}$")
         self.assertEqual(reports, [reports[0]] * 3)
 
     def test_the_conversations_are_short(self):

@@ -155,6 +155,7 @@ void CrashEngine::Create(SequenceModel& sequence, const Step& step) {
     named = ghost.named;
   }
   spec.token_ids.assign(sequence.token_ids.begin(), sequence.token_ids.begin() + named);
+  mine_.creates_live = step.other == 1;
   mine_.may_have_created = 1;
   Announce(Operation::kCreate, 0);
   const auto created = world_.store().CreateSequence(kTenant, world_.cache_id(0), spec);
@@ -171,6 +172,7 @@ void CrashEngine::Create(SequenceModel& sequence, const Step& step) {
 
 void CrashEngine::CreateRanks(SequenceModel& first, SequenceModel& second) {
   const uint32_t group = ++world_.model().group_keys;
+  mine_.creates_live = false;
   mine_.may_have_created = 2;
   Announce(Operation::kCreateRanks, 0);
   uint64_t ids[2] = {};
@@ -198,6 +200,7 @@ void CrashEngine::Fork(SequenceModel& sequence, const Step& step) {
   const uint32_t count = std::min(step.amount, parent.count.load());
   sequence.content = parent.content;
   sequence.token_ids = parent.token_ids;
+  mine_.creates_live = parent.is_live.load();
   mine_.may_have_created = 1;
   Announce(Operation::kFork, count);
   const auto created = world_.store().ForkSequence(kTenant, parent.id, count, session_);

@@ -98,6 +98,7 @@ struct EngineModel {
   std::atomic<uint32_t> pending_sequence = 0;
   std::atomic<uint32_t> pending_count = 0;     // of tokens, or names, once it has happened
   std::atomic<uint32_t> may_have_created = 0;  // sequences whose creation was not acknowledged
+  std::atomic<bool> creates_live = false;      // they have an incremental index
 };
 
 struct WorldModel {

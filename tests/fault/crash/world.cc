@@ -160,6 +160,7 @@ CrashWorld::Found CrashWorld::AllSequences() {
 
 bool CrashWorld::any_live() const {
   for (const EngineModel& engine : model_.engines) {
+    if (engine.may_have_created > 0 && engine.creates_live) return true;
     for (const SequenceModel& sequence : engine.sequences) {
       if (sequence.is_live) return true;
     }

@@ -172,6 +172,10 @@ class Store {
   // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
   // capacity does not change).
   //
+  // `session` uses the cache from now on, until DropSession. When the limits admit no new cache,
+  // caches of the tenant that no session uses are dropped, those first that have been unused
+  // longest, if that suffices; none with a pinned prefix.
+  //
   // Ranks of a group open one cache each, under one name: with the same fingerprint and rank_count,
   // and layers or kv heads that no other rank has.
   //
@@ -182,7 +186,12 @@ class Store {
   //                              to other tenants, or less memory on the machine (shortfall in
   //                              bytes)
   //         kAborted             another call has been opening the same cache for 5 s: repeat
-  virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
+  virtual absl::StatusOr<OpenedCache> OpenCache(std::string_view tenant, const CacheSpec& spec,
+                                                std::string_view session) = 0;
+  // Does the same for a caller without sessions, who uses the cache until DropCache.
+  absl::StatusOr<OpenedCache> OpenCache(std::string_view tenant, const CacheSpec& spec) {
+    return OpenCache(tenant, spec, {});
+  }
   // Replaces the quotas of all tenants. What is open already stays, even above them.
   virtual void SetTenantQuotas(TenantQuotas quotas) = 0;
   // Closes a cache, drops its cached prefixes and returns its memory to the machine. With `force`

@@ -73,6 +73,12 @@ struct CacheInfo {
   size_t quarantined_bytes = 0;  // of used_bytes: clients of earlier processes may still map them
 };
 
+// What OpenCache answers.
+struct OpenedCache : CacheInfo {
+  bool is_new = false;
+  std::vector<CacheInfo> dropped;  // unused caches that made room for it
+};
+
 struct LayerInfo {
   uint32_t layer = 0;
   uint64_t row_count = 0;  // tokens whose rows are visible

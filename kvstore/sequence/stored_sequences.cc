@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -22,16 +23,14 @@ absl::Status StoredSequences::Reserve(uint64_t cache_id, uint32_t max_count) {
   return absl::OkStatus();
 }
 
-absl::Status StoredSequences::CloseCache(uint64_t cache_id, bool force) {
+absl::Status StoredSequences::CheckNotHeld(uint64_t cache_id) const {
   const auto held = [&](const std::string& holder) {
     return FailedPrecondition("cache_id", absl::StrCat("cache ", cache_id, ": ", holder));
   };
-  const MutexLock lock(&mutex_);
   uint32_t found = 0;
   for (const auto& [id, stored] : sequences_) {
     if (stored.cache->cache_id != cache_id) continue;
     ++found;
-    if (force) continue;
     if (!stored.retained()) {
       return held(absl::StrCat("session ", stored.sequence->session(), " has sequence ", id));
     }
@@ -40,9 +39,18 @@ absl::Status StoredSequences::CloseCache(uint64_t cache_id, bool force) {
     }
   }
   const auto count = counts_.find(cache_id);
-  if (!force && count != counts_.end() && count->second > found) {
-    return held("a sequence is being created");
-  }
+  if (count != counts_.end() && count->second > found) return held("a sequence is being created");
+  return absl::OkStatus();
+}
+
+bool StoredSequences::IsHeld(uint64_t cache_id) const {
+  const MutexLock lock(&mutex_);
+  return !CheckNotHeld(cache_id).ok();
+}
+
+absl::Status StoredSequences::CloseCache(uint64_t cache_id, bool force) {
+  const MutexLock lock(&mutex_);
+  if (!force) RETURN_IF_ERROR(CheckNotHeld(cache_id));
   closed_.insert(cache_id);
   return absl::OkStatus();
 }

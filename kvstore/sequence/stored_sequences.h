@@ -43,6 +43,8 @@ class StoredSequences {
   // Reserves and adds, without a limit. For sequences of an earlier process.
   void Restore(StoredSequence stored);
 
+  // Returns whether CloseCache without `force` would be refused.
+  bool IsHeld(uint64_t cache_id) const;
   // Closes a cache: Reserve fails from now on. No effect when it is closed.
   //
   // Errors: kFailedPrecondition  without `force`: a session has a sequence there, or creates one,
@@ -71,6 +73,8 @@ class StoredSequences {
   uint32_t CountOfCache(uint64_t cache_id) const;
 
  private:
+  // Errors: those of CloseCache without `force`.
+  absl::Status CheckNotHeld(uint64_t cache_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Finds a sequence of the tenant, or of any tenant for kAllTenants.
   absl::StatusOr<StoredSequence> Look(std::string_view tenant, uint64_t sequence_id) const;
   void Erase(std::unordered_map<uint64_t, StoredSequence>::iterator it)

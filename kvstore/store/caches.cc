@@ -25,8 +25,9 @@ bool IsSameCache(const CacheSpec& a, const CacheSpec& b) {
 void Caches::VisitAll(
     absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
         visit) const {
-  for (const auto& [id, cache] : caches_) {
-    visit(cache->tenant, cache->spec, cache->pool->usage().capacity_bytes);
+  for (const auto& [id, open] : caches_) {
+    if (open.is_leaving) continue;
+    visit(open.cache->tenant, open.cache->spec, open.cache->pool->usage().capacity_bytes);
   }
   for (const Making& each : making_) visit(each.tenant, *each.spec, each.spec->capacity_bytes);
 }
@@ -45,12 +46,15 @@ absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) 
 }
 
 absl::Status Caches::CheckCount(std::string_view tenant) const {
-  if (caches_.size() + making_.size() >= options_.max_caches) {
+  uint32_t open = 0, all = 0;
+  VisitAll([&](std::string_view other, const CacheSpec&, size_t) {
+    ++all;
+    open += other == tenant;
+  });
+  if (all >= options_.max_caches) {
     return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
                              kRetryMemory);
   }
-  uint32_t open = 0;
-  VisitAll([&](std::string_view other, const CacheSpec&, size_t) { open += other == tenant; });
   const uint32_t most = quotas_.Of(tenant).max_caches;
   if (open < most) return absl::OkStatus();
   return ResourceExhausted("tenant_limits.caches",
@@ -105,18 +109,24 @@ absl::Status Caches::CheckMaxPoolBytes(size_t capacity_bytes) const {
                            capacity_bytes > options_.max_pool_bytes ? kNoRetry : kRetryMemory);
 }
 
-Caches::CachePointer Caches::FindByName(std::string_view tenant, const CacheSpec& spec) const {
-  CachePointer found;
-  for (const auto& [id, cache] : caches_) {
-    if (cache->tenant == tenant && IsSameCache(cache->spec, spec)) found = cache;
+Caches::OpenCache* Caches::FindByName(std::string_view tenant, const CacheSpec& spec) {
+  OpenCache* found = nullptr;
+  for (auto& [id, open] : caches_) {
+    if (open.cache->tenant == tenant && IsSameCache(open.cache->spec, spec)) found = &open;
   }
   return found;
 }
 
-bool Caches::IsInMaking(std::string_view tenant, const CacheSpec& spec) const {
-  return std::any_of(making_.begin(), making_.end(), [&](const Making& each) {
-    return each.tenant == tenant && IsSameCache(*each.spec, spec);
-  });
+bool Caches::IsChanging(std::string_view tenant, const CacheSpec& spec) const {
+  return std::any_of(making_.begin(), making_.end(),
+                     [&](const Making& each) {
+                       return each.tenant == tenant && IsSameCache(*each.spec, spec);
+                     }) ||
+         std::any_of(caches_.begin(), caches_.end(), [&](const auto& each) {
+           const OpenCache& open = each.second;
+           return open.is_leaving && open.cache->tenant == tenant &&
+                  IsSameCache(open.cache->spec, spec);
+         });
 }
 
 absl::Status Caches::CheckNew(std::string_view tenant, const CacheSpec& spec) const {
@@ -126,46 +136,89 @@ absl::Status Caches::CheckNew(std::string_view tenant, const CacheSpec& spec) co
   return CheckMaxPoolBytes(spec.capacity_bytes);
 }
 
-absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec) {
+absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec,
+                                            std::string_view session) {
   RETURN_IF_ERROR(ValidateCacheSpec(spec));
-  CachePointer open;
   {
     const MutexLock lock(&mutex_);
     const SteadyTime limit = SteadyTime::Now() + kMakingLimit;
-    while (IsInMaking(tenant, spec)) {
+    while (IsChanging(tenant, spec)) {
       if (SteadyTime::Now() >= limit) {
         return Aborted("name", absl::StrCat("another call is opening cache ", spec.name),
                        kRetryConflict);
       }
-      made_.WaitUntil(&mutex_, limit);
+      changed_.WaitUntil(&mutex_, limit);
     }
-    open = FindByName(tenant, spec);
-    if (open == nullptr) {
-      RETURN_IF_ERROR(CheckNew(tenant, spec));
-      making_.push_back({.tenant = tenant, .spec = &spec});
+    if (OpenCache* const open = FindByName(tenant, spec)) {
+      const std::string field = FindDifference(open->cache->spec, spec);
+      if (!field.empty()) {
+        return FailedPrecondition(field,
+                                  absl::StrCat("cache ", spec.name, " is open with another value"));
+      }
+      open->sessions.emplace(session);
+      return Opened{.cache = open->cache};
     }
-  }
-  if (open != nullptr) {
-    const std::string field = FindDifference(open->spec, spec);
-    if (field.empty()) return Opened{.cache = std::move(open)};
-    return FailedPrecondition(field,
-                              absl::StrCat("cache ", spec.name, " is open with another value"));
+    RETURN_IF_ERROR(CheckNew(tenant, spec));
+    making_.push_back({.tenant = tenant, .spec = &spec});
   }
   const absl::Cleanup done = [&] {
     const MutexLock lock(&mutex_);
     making_.remove_if([&](const Making& each) { return each.spec == &spec; });
-    made_.SignalAll();
+    changed_.SignalAll();
   };
   ASSIGN_OR_RETURN(auto made, memory_.Make(tenant, spec));
   const MutexLock lock(&mutex_);
-  caches_.emplace(made->cache_id, made);
+  caches_.emplace(made->cache_id, OpenCache{.cache = made, .sessions = {std::string(session)}});
   return Opened{.cache = std::move(made), .is_new = true};
+}
+
+void Caches::Leave(std::string_view session) {
+  const MutexLock lock(&mutex_);
+  for (auto& [id, open] : caches_) {
+    const auto used = open.sessions.find(session);
+    if (used == open.sessions.end()) continue;
+    open.sessions.erase(used);
+    open.unused_since = SteadyTime::Now();
+  }
+}
+
+std::vector<Caches::CachePointer> Caches::BeginDropping(
+    std::string_view tenant, const CacheSpec& spec,
+    absl::FunctionRef<bool(uint64_t cache_id)> may_drop) {
+  std::vector<OpenCache*> unused;
+  const MutexLock lock(&mutex_);
+  if (CheckNew(tenant, spec).ok()) return {};  // what refuses it is not a limit of these
+  for (auto& [id, open] : caches_) {
+    if (open.cache->tenant == tenant && open.sessions.empty() && !open.is_leaving && may_drop(id)) {
+      unused.push_back(&open);
+    }
+  }
+  std::stable_sort(unused.begin(), unused.end(), [](const OpenCache* a, const OpenCache* b) {
+    return a->unused_since < b->unused_since;
+  });
+  std::vector<CachePointer> leaving;
+  for (OpenCache* const open : unused) {
+    open->is_leaving = true;
+    leaving.push_back(open->cache);
+    if (CheckNew(tenant, spec).ok()) return leaving;
+  }
+  for (OpenCache* const open : unused) open->is_leaving = false;
+  return {};
+}
+
+void Caches::EndDropping(const std::vector<CachePointer>& caches) {
+  const MutexLock lock(&mutex_);
+  for (const CachePointer& cache : caches) {
+    const auto left = caches_.find(cache->cache_id);
+    if (left != caches_.end()) left->second.is_leaving = false;
+  }
+  changed_.SignalAll();
 }
 
 Caches::CachePointer Caches::Remove(uint64_t cache_id) {
   const MutexLock lock(&mutex_);
-  const auto node = caches_.extract(cache_id);
-  return node.empty() ? nullptr : node.mapped();
+  auto node = caches_.extract(cache_id);
+  return node.empty() ? nullptr : std::move(node.mapped().cache);
 }
 
 void Caches::SetQuotas(TenantQuotas quotas) {
@@ -173,17 +226,18 @@ void Caches::SetQuotas(TenantQuotas quotas) {
   quotas_ = std::move(quotas);
 }
 
-void Caches::Restore(CachePointer cache) {
+void Caches::Restore(CachePointer cache, const std::vector<std::string>& sessions) {
   const MutexLock lock(&mutex_);
   const uint64_t cache_id = cache->cache_id;
-  caches_.emplace(cache_id, std::move(cache));
+  caches_.emplace(cache_id, OpenCache{.cache = std::move(cache),
+                                      .sessions = {sessions.begin(), sessions.end()}});
 }
 
 absl::StatusOr<Caches::CachePointer> Caches::FindInAnyTenant(uint64_t cache_id) const {
   const MutexLock lock(&mutex_);
   const auto it = caches_.find(cache_id);
   if (it == caches_.end()) return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
-  return it->second;
+  return it->second.cache;
 }
 
 absl::StatusOr<Caches::CachePointer> Caches::Find(std::string_view tenant,
@@ -198,8 +252,8 @@ absl::StatusOr<Caches::CachePointer> Caches::Find(std::string_view tenant,
 std::vector<Caches::CachePointer> Caches::OfTenant(std::string_view tenant) const {
   std::vector<CachePointer> caches;
   const MutexLock lock(&mutex_);
-  for (const auto& [id, cache] : caches_) {
-    if (tenant == kAllTenants || cache->tenant == tenant) caches.push_back(cache);
+  for (const auto& [id, open] : caches_) {
+    if (tenant == kAllTenants || open.cache->tenant == tenant) caches.push_back(open.cache);
   }
   return caches;
 }
@@ -208,7 +262,8 @@ std::vector<Caches::CachePointer> Caches::OfGroup(const CachePointer& cache) con
   if (cache->spec.rank.group.empty()) return {cache};
   std::vector<CachePointer> ranks;
   const MutexLock lock(&mutex_);
-  for (const auto& [id, other] : caches_) {
+  for (const auto& [id, open] : caches_) {
+    const CachePointer& other = open.cache;
     const bool member = other->tenant == cache->tenant && other->spec.name == cache->spec.name &&
                         other->spec.rank.group == cache->spec.rank.group;
     if (member) ranks.push_back(other);

@@ -9,6 +9,8 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/store.h"
@@ -40,11 +43,24 @@ class Caches {
   };
   // Returns the tenant's cache of this name (and rank), or makes it. Waits for another thread that
   // makes it. Holds no lock while the cache is made: the keeper and the kernel may take long.
+  // `session` uses the cache from now on; an empty one does until Remove.
   // Errors: those of Store::OpenCache; kAborted after kMakingLimit.
-  absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec);
+  absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec,
+                              std::string_view session);
+  // Records that a session has ended, and uses no cache any more.
+  void Leave(std::string_view session);
   void SetQuotas(TenantQuotas quotas);
-  // Adds a recovered cache.
-  void Restore(CachePointer cache);
+  // Adds a recovered cache that these sessions may use.
+  void Restore(CachePointer cache, const std::vector<std::string>& sessions);
+
+  // Chooses caches of the tenant that no session uses and for which `may_drop` is true, those first
+  // that have been unused longest, so that the limits admit the spec without them; none when all of
+  // them do not suffice. Until EndDropping, the limits do not count them, and Open waits for them.
+  // `may_drop` is called under the lock.
+  std::vector<CachePointer> BeginDropping(std::string_view tenant, const CacheSpec& spec,
+                                          absl::FunctionRef<bool(uint64_t cache_id)> may_drop);
+  // Ends what BeginDropping began; those that Remove has not removed count again.
+  void EndDropping(const std::vector<CachePointer>& caches);
 
   // Removes a cache from the list; null when it is not there.
   CachePointer Remove(uint64_t cache_id);
@@ -66,17 +82,24 @@ class Caches {
     const CacheSpec* spec = nullptr;
   };
   using MakingList = std::list<Making>;
+  struct OpenCache {
+    CachePointer cache;
+    std::set<std::string, std::less<>> sessions;  // that use it
+    SteadyTime unused_since = SteadyTime::Now();  // when the last of them left
+    bool is_leaving = false;                      // from BeginDropping to EndDropping
+  };
 
-  CachePointer FindByName(std::string_view tenant, const CacheSpec& spec) const
+  OpenCache* FindByName(std::string_view tenant, const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsInMaking(std::string_view tenant, const CacheSpec& spec) const
+  // Returns whether a thread is making or dropping this cache.
+  bool IsChanging(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks whether the cache may be made, in addition to those that are open or in making. Errors:
   // those of Store::OpenCache.
   absl::Status CheckNew(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Calls `visit` with the tenant, the spec and the capacity of all caches that are open or in
-  // making.
+  // making, and not leaving.
   void VisitAll(
       absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
           visit) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -97,8 +120,8 @@ class Caches {
   const StoreOptions& options_;
   CacheMemory& memory_;
   mutable Mutex mutex_;
-  CondVar made_;  // signalled when an element leaves making_
-  std::map<uint64_t, CachePointer> caches_ ABSL_GUARDED_BY(mutex_);
+  CondVar changed_;  // signalled when an element leaves making_, and when caches are not leaving
+  std::map<uint64_t, OpenCache> caches_ ABSL_GUARDED_BY(mutex_);
   MakingList making_ ABSL_GUARDED_BY(mutex_);
   TenantQuotas quotas_ ABSL_GUARDED_BY(mutex_);
 };

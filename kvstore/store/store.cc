@@ -144,10 +144,30 @@ void StoreImpl::SetTenantQuotas(TenantQuotas quotas) {
   caches_.SetQuotas(std::move(quotas));
 }
 
-absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
-  ASSIGN_OR_RETURN(const auto opened, caches_.Open(tenant, spec));
-  if (opened.is_new) InstallReclaimer(opened.cache);
-  return Describe(*opened.cache);
+absl::StatusOr<OpenedCache> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec,
+                                                 std::string_view session) {
+  std::vector<CacheInfo> dropped;
+  absl::StatusOr<Caches::Opened> opened = caches_.Open(tenant, spec, session);
+  if (opened.status().code() == absl::StatusCode::kResourceExhausted) {
+    dropped = DropUnused(tenant, spec);
+    if (!dropped.empty()) opened = caches_.Open(tenant, spec, session);
+  }
+  RETURN_IF_ERROR(opened.status());
+  if (opened->is_new) InstallReclaimer(opened->cache);
+  return OpenedCache{Describe(*opened->cache), opened->is_new, std::move(dropped)};
+}
+
+std::vector<CacheInfo> StoreImpl::DropUnused(std::string_view tenant, const CacheSpec& spec) {
+  const auto may_drop = [this](uint64_t cache_id) { return !sequences_.IsHeld(cache_id); };
+  const auto unused = caches_.BeginDropping(tenant, spec, may_drop);
+  std::vector<CacheInfo> dropped;
+  for (const auto& cache : unused) {
+    CacheInfo info = Describe(*cache);
+    if (DropCache(tenant, cache->cache_id, /*force=*/false).ok())
+      dropped.push_back(std::move(info));
+  }
+  caches_.EndDropping(unused);
+  return dropped;
 }
 
 absl::StatusOr<StoredSequence> StoreImpl::FindForAdmin(std::string_view tenant,
@@ -324,6 +344,7 @@ uint32_t StoreImpl::DropSession(std::string_view session) {
   if (session.empty()) return 0;
   const std::vector<StoredSequence> dropped = sequences_.OfSession(session);
   for (const StoredSequence& found : dropped) lifecycle_.End(found);
+  caches_.Leave(session);
   if (root_ != nullptr) root_->ForgetSession(session);
   return static_cast<uint32_t>(dropped.size());
 }

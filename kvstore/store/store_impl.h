@@ -40,7 +40,9 @@ class StoreImpl final : public Store {
   // Recovers what the root records name; called once, before all other calls.
   absl::Status Recover();
 
-  absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
+  using Store::OpenCache;
+  absl::StatusOr<OpenedCache> OpenCache(std::string_view tenant, const CacheSpec& spec,
+                                        std::string_view session) override;
   absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
                                                  const SequenceSpec& spec) override;
   absl::StatusOr<CreatedSequence> ForkSequence(std::string_view tenant, uint64_t sequence_id,
@@ -139,6 +141,8 @@ class StoreImpl final : public Store {
   // Recovers one cache. Errors: kDataLoss if nothing of the cache can be recovered.
   absl::Status RecoverCache(const CacheRecord& record);
   // Makes the cache's pool evict when it is full.
+  // Drops unused caches of the tenant, so that the limits admit the spec; returns what they were.
+  std::vector<CacheInfo> DropUnused(std::string_view tenant, const CacheSpec& spec);
   void InstallReclaimer(const std::shared_ptr<const Cache>& cache);
 
   // Each part uses only those above it.

@@ -58,7 +58,11 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   recovery_.quarantined_bytes += usage.quarantined_bytes;
   counters_.next_segment_id =
       std::max(counters_.next_segment_id.load(), cache->records->next_segment_id());
-  caches_.Restore(cache);
+  std::vector<std::string> sessions;
+  for (const KeptSession& kept : KeptSessions()) {
+    if (kept.tenant == cache->tenant) sessions.push_back(kept.id);
+  }
+  caches_.Restore(cache, sessions);
   for (const RecoveredSequence& found : recovered.sequences) {
     root_->MarkIdUsed(found.identity.sequence_id);
     sequences_.Restore({cache, found.sequence, found.names});

@@ -344,8 +344,11 @@ std::vector<ConfigKey> MakeKeys() {
   keys.push_back(SizeKey("max_pool_bytes",
                          "Memory for the KV rows and indexes of all caches together.",
                          &Config::max_pool_bytes, size_t{1} << 20, size_t{1} << 46));
-  keys.push_back(
-      CountKey("max_caches", "Caches that may be open at once.", &Config::max_caches, {1, 65536}));
+  keys.push_back(CountKey(
+      "max_caches",
+      "Caches that may be open at once. When there is no room for a new one, caches of its "
+      "tenant that no session uses are dropped, the longest unused first.",
+      &Config::max_caches, {1, 65536}));
   keys.push_back(
       CountKey("max_sequences", "Sequences per cache.", &Config::max_sequences, {1, 1u << 20}));
   keys.push_back(CountKey("max_sessions", "Sessions that may be open at once.",

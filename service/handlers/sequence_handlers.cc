@@ -1,6 +1,5 @@
 #include "service/handlers/sequence_handlers.h"
 
-#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,35 +46,39 @@ absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
 absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCacheRequest& request,
                                          v1::OpenCacheResponse* response) {
   ASSIGN_OR_RETURN(const kvstore::CacheSpec spec, CacheSpecOf(request));
-  const auto is_open = [&](const kvstore::CacheInfo& info) { return info.spec.name == spec.name; };
-  absl::StatusOr<kvstore::CacheInfo> info;
-  {
-    const kvstore::MutexLock lock(&open_mutex_);
-    const std::vector<kvstore::CacheInfo> before = store_.ListCaches(caller.session.tenant);
-    info = store_.OpenCache(caller.session.tenant, spec);
-    response->set_created(std::none_of(before.begin(), before.end(), is_open));
+  ASSIGN_OR_RETURN(const kvstore::OpenedCache opened,
+                   store_.OpenCache(caller.session.tenant, spec, caller.session.id));
+  response->set_created(opened.is_new);
+  response->set_cache_id(opened.cache_id);
+  response->set_capacity_bytes(opened.capacity_bytes);
+  for (const kvstore::CacheInfo& dropped : opened.dropped) {
+    log_.Info("cache_evicted", {{"cache_id", dropped.cache_id},
+                                {"tenant", caller.session.tenant},
+                                {"name", dropped.spec.name},
+                                {"capacity_bytes", dropped.capacity_bytes},
+                                {"cached_prefixes", dropped.cached_prefix_count}});
   }
-  if (!info.ok()) return info.status();
-  response->set_cache_id(info->cache_id);
-  response->set_capacity_bytes(info->capacity_bytes);
-  if (response->created()) {
-    log_.Info("cache_opened", {{"cache_id", info->cache_id},
+  if (opened.is_new) {
+    log_.Info("cache_opened", {{"cache_id", opened.cache_id},
                                {"tenant", caller.session.tenant},
                                {"name", spec.name},
-                               {"capacity_bytes", info->capacity_bytes},
-                               {"page_bytes", info->page_bytes}});
+                               {"capacity_bytes", opened.capacity_bytes},
+                               {"page_bytes", opened.page_bytes}});
   }
-  return absl::OkStatus();
+  return CheckSession(caller);
 }
 
 // A sequence whose id does not reach its caller would never be dropped. Therefore a sequence that
 // was created for a cancelled call, past its deadline, or during the end of its session is dropped
 // again.
+absl::Status SequenceHandlers::CheckSession(const Caller& caller) {
+  if (sessions_.IsOpen(caller.token)) return absl::OkStatus();
+  store_.DropSession(caller.session.id);
+  return Unauthenticated("pqcached-session", "the session has ended");
+}
+
 absl::Status SequenceHandlers::DropIfAbandoned(const Caller& caller, uint64_t sequence_id) {
-  if (!sessions_.IsOpen(caller.token)) {
-    store_.DropSession(caller.session.id);
-    return Unauthenticated("pqcached-session", "the session has ended");
-  }
+  RETURN_IF_ERROR(CheckSession(caller));
   absl::Status status = caller.Check();
   if (!status.ok()) {
     // kNotFound means that the end of the session has already dropped the sequence.

@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvstore/mutex.h"
 #include "kvstore/store.h"
 #include "pqcached/v1/kv_cache.pb.h"
 #include "service/handlers/cache_specs.h"
@@ -53,6 +52,8 @@ class SequenceHandlers {
  private:
   // Checks that the model that the request names is that of the cache.
   absl::Status CheckFingerprint(const Caller& caller, const v1::CreateSequenceRequest& request);
+  // Checks that the caller's session is still there, and drops what it left in the store otherwise.
+  absl::Status CheckSession(const Caller& caller);
   // Drops a sequence that was created for a caller that has disconnected, and returns the error of
   // the call then.
   absl::Status DropIfAbandoned(const Caller& caller, uint64_t sequence_id);
@@ -62,7 +63,6 @@ class SequenceHandlers {
   CacheSpecs& specs_;
   LeaseHandlers& leases_;
   Log& log_;
-  kvstore::Mutex open_mutex_;  // serializes OpenCache, so that exactly one caller gets `created`
 };
 
 }  // namespace pqcached::service

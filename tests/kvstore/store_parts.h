@@ -30,7 +30,7 @@ struct StoreParts {
                    /*checksums=*/nullptr}) {
     CacheSpec spec = SmallSpec();
     spec.groups[0].layers = {0};
-    auto opened = caches.Open(kTenant, spec);
+    auto opened = caches.Open(kTenant, spec, {});
     EXPECT_TRUE(opened.ok()) << opened.status();
     cache = opened->cache;
   }

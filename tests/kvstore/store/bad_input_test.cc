@@ -544,11 +544,13 @@ TEST_F(BadInput, AnOpenCacheIsJoinedOnlyWithItsOwnFingerprintAndShape) {
   expect([](CacheSpec& s) { s.groups[0].key_dim = 64; }, "layer_groups[0].key_dim");
   expect([](CacheSpec& s) { s.groups[0].dtype = kernels::DType::kF16; }, "layer_groups[0].dtype");
   expect([](CacheSpec& s) { s.groups[0].softmax_scale = 3; }, "layer_groups[0].softmax_scale");
-  expect([](CacheSpec& s) { s.default_index = Pq(4, 4); }, "default_index");
   expect([](CacheSpec& s) { s.groups[0].rope.theta = 1e4; }, "layer_groups[0].rope");
   expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kFull; }, "layer_groups[0].kind");
-  const auto joined = store().OpenCache(kTenant, SmallSpec());
-  ASSERT_TRUE(joined.ok());
+  CacheSpec other_default = SmallSpec();
+  other_default.default_index = Pq(4, 4);
+  const auto joined = store().OpenCache(kTenant, other_default);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_FALSE(joined->is_new);
   EXPECT_EQ(joined->cache_id, sequence_.cache_id());
   const auto foreign = store().OpenCache("other", SmallSpec());
   ASSERT_TRUE(foreign.ok());

@@ -58,14 +58,14 @@ void ExpectRefused(const absl::Status& status, StatusCode code, const std::strin
 
 TEST(Caches, AreOpenedOncePerTenantAndName) {
   World world(SmallOptions());
-  const auto first = world.caches.Open("a", Spec("x"));
+  const auto first = world.caches.Open("a", Spec("x"), "session");
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_TRUE(first->is_new);
-  const auto again = world.caches.Open("a", Spec("x"));
+  const auto again = world.caches.Open("a", Spec("x"), "session");
   ASSERT_TRUE(again.ok());
   EXPECT_FALSE(again->is_new);
   EXPECT_EQ(again->cache, first->cache);
-  const auto other = world.caches.Open("b", Spec("x"));
+  const auto other = world.caches.Open("b", Spec("x"), "session");
   ASSERT_TRUE(other.ok());
   EXPECT_TRUE(other->is_new);
   EXPECT_EQ(world.caches.All().size(), 2u);
@@ -74,16 +74,16 @@ TEST(Caches, AreOpenedOncePerTenantAndName) {
 
 TEST(Caches, WithAnotherSpecAreRefused) {
   World world(SmallOptions());
-  ASSERT_TRUE(world.caches.Open("a", Spec("x")).ok());
+  ASSERT_TRUE(world.caches.Open("a", Spec("x"), "session").ok());
   CacheSpec other = Spec("x");
   other.groups[0].key_dim = 64;
-  ExpectRefused(world.caches.Open("a", other).status(), StatusCode::kFailedPrecondition,
+  ExpectRefused(world.caches.Open("a", other, "session").status(), StatusCode::kFailedPrecondition,
                 "layer_groups[0].key_dim", kNoRetry);
 }
 
 TEST(Caches, AreFoundByTheirTenantOnly) {
   World world(SmallOptions());
-  const uint64_t id = world.caches.Open("a", Spec("x"))->cache->cache_id;
+  const uint64_t id = world.caches.Open("a", Spec("x"), "session")->cache->cache_id;
   EXPECT_TRUE(world.caches.Find("a", id).ok());
   EXPECT_TRUE(world.caches.FindInAnyTenant(id).ok());
   for (const char* tenant : {"b", ""}) {
@@ -99,32 +99,32 @@ TEST(Caches, AreBoundByCountPoolBytesAndQuota) {
   options.tenant_quotas.by_tenant["a"] = {.max_bytes = 3 * kMiB};
   options.tenant_quotas.by_tenant["b"] = {.guaranteed_bytes = 2 * kMiB};
   World world(options);
-  ExpectRefused(world.caches.Open("a", Spec("x", 4 * kMiB)).status(),
+  ExpectRefused(world.caches.Open("a", Spec("x", 4 * kMiB), "session").status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);  // its quota
-  ExpectRefused(world.caches.Open("c", Spec("x", 7 * kMiB)).status(),
+  ExpectRefused(world.caches.Open("c", Spec("x", 7 * kMiB), "session").status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);  // b's guarantee
-  ExpectRefused(world.caches.Open("b", Spec("x", 9 * kMiB)).status(),
+  ExpectRefused(world.caches.Open("b", Spec("x", 9 * kMiB), "session").status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kNoRetry);  // never fits
-  ASSERT_TRUE(world.caches.Open("a", Spec("x", 3 * kMiB)).ok());
-  ASSERT_TRUE(world.caches.Open("b", Spec("x", 2 * kMiB)).ok());
-  ExpectRefused(world.caches.Open("b", Spec("y")).status(), StatusCode::kResourceExhausted,
-                "max_caches", kRetryMemory);
+  ASSERT_TRUE(world.caches.Open("a", Spec("x", 3 * kMiB), "session").ok());
+  ASSERT_TRUE(world.caches.Open("b", Spec("x", 2 * kMiB), "session").ok());
+  ExpectRefused(world.caches.Open("b", Spec("y"), "session").status(),
+                StatusCode::kResourceExhausted, "max_caches", kRetryMemory);
 }
 
 TEST(Caches, OfOneTenantAreBoundAndTheBoundChanges) {
   StoreOptions options = SmallOptions();
   options.tenant_quotas.others.max_caches = 2;
   World world(options);
-  ASSERT_TRUE(world.caches.Open("a", Spec("x")).ok());
-  ASSERT_TRUE(world.caches.Open("a", Spec("y")).ok());
-  ExpectRefused(world.caches.Open("a", Spec("z")).status(), StatusCode::kResourceExhausted,
-                "tenant_limits.caches", kRetryMemory);
-  EXPECT_TRUE(world.caches.Open("b", Spec("x")).ok()) << "has its own limit";
+  ASSERT_TRUE(world.caches.Open("a", Spec("x"), "session").ok());
+  ASSERT_TRUE(world.caches.Open("a", Spec("y"), "session").ok());
+  ExpectRefused(world.caches.Open("a", Spec("z"), "session").status(),
+                StatusCode::kResourceExhausted, "tenant_limits.caches", kRetryMemory);
+  EXPECT_TRUE(world.caches.Open("b", Spec("x"), "session").ok()) << "has its own limit";
   world.caches.SetQuotas({.others = {.max_caches = 1}, .by_tenant = {{"a", {.max_caches = 3}}}});
-  EXPECT_TRUE(world.caches.Open("a", Spec("z")).ok());
-  EXPECT_TRUE(world.caches.Open("b", Spec("x")).ok()) << "is open";
-  ExpectRefused(world.caches.Open("b", Spec("y")).status(), StatusCode::kResourceExhausted,
-                "tenant_limits.caches", kRetryMemory);
+  EXPECT_TRUE(world.caches.Open("a", Spec("z"), "session").ok());
+  EXPECT_TRUE(world.caches.Open("b", Spec("x"), "session").ok()) << "is open";
+  ExpectRefused(world.caches.Open("b", Spec("y"), "session").status(),
+                StatusCode::kResourceExhausted, "tenant_limits.caches", kRetryMemory);
 }
 
 // A pool's pages are the machine's until they are touched, but no other cache may have them.
@@ -136,10 +136,10 @@ TEST(Caches, DoNotGetWhatOpenPoolsWillTouch) {
   StoreOptions options = SmallOptions();
   options.memory_root = root;
   World world(options);
-  ASSERT_TRUE(world.caches.Open("a", Spec("x", 7 * kMiB)).ok());
-  ExpectRefused(world.caches.Open("a", Spec("y", 4 * kMiB)).status(),
+  ASSERT_TRUE(world.caches.Open("a", Spec("x", 7 * kMiB), "session").ok());
+  ExpectRefused(world.caches.Open("a", Spec("y", 4 * kMiB), "session").status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);
-  EXPECT_TRUE(world.caches.Open("a", Spec("y", 3 * kMiB)).ok());
+  EXPECT_TRUE(world.caches.Open("a", Spec("y", 3 * kMiB), "session").ok());
   std::filesystem::remove_all(root);
 }
 
@@ -150,15 +150,15 @@ TEST(Caches, OfRanksShareANameAndFitTogether) {
     spec.rank = {.group = "g", .rank = rank, .rank_count = 2, .kv_head_begin = 2 * rank};
     return spec;
   };
-  const auto rank0 = world.caches.Open("a", rank_spec(0));
-  const auto rank1 = world.caches.Open("a", rank_spec(1));
+  const auto rank0 = world.caches.Open("a", rank_spec(0), "session");
+  const auto rank1 = world.caches.Open("a", rank_spec(1), "session");
   ASSERT_TRUE(rank0.ok() && rank1.ok());
   EXPECT_NE(rank0->cache, rank1->cache);
   EXPECT_EQ(world.caches.OfGroup(rank0->cache).size(), 2u);
   CacheSpec overlapping = rank_spec(2);
   overlapping.rank.kv_head_begin = 1;
-  EXPECT_FALSE(world.caches.Open("a", overlapping).ok());
-  const auto single = world.caches.Open("b", Spec("x"));
+  EXPECT_FALSE(world.caches.Open("a", overlapping, "session").ok());
+  const auto single = world.caches.Open("b", Spec("x"), "session");
   EXPECT_EQ(world.caches.OfGroup(single->cache).size(), 1u);
 }
 
@@ -226,19 +226,19 @@ class SlowCaches : public ::testing::Test {
 // The keeper is another process, which may be stopped.
 TEST_F(SlowCaches, DoNotHoldUpOthers) {
   absl::StatusOr<Caches::Opened> slow, same;
-  std::thread opener([&] { slow = caches_.Open("a", Spec("x")); });
+  std::thread opener([&] { slow = caches_.Open("a", Spec("x"), "session"); });
   keeper_.at_keep.Await();
-  const auto other = caches_.Open("b", Spec("x"));
+  const auto other = caches_.Open("b", Spec("x"), "session");
   ASSERT_TRUE(other.ok()) << other.status();
   EXPECT_TRUE(other->is_new);
   EXPECT_TRUE(caches_.Find("b", other->cache->cache_id).ok());
-  EXPECT_FALSE(caches_.Open("b", Spec("x"))->is_new);
+  EXPECT_FALSE(caches_.Open("b", Spec("x"), "session")->is_new);
   EXPECT_EQ(caches_.All().size(), 1u);
-  ASSERT_TRUE(caches_.Open("b", Spec("y")).ok());
-  ASSERT_TRUE(caches_.Open("b", Spec("z")).ok());
-  ExpectRefused(caches_.Open("b", Spec("one too many")).status(), StatusCode::kResourceExhausted,
-                "max_caches", kRetryMemory);
-  std::thread joiner([&] { same = caches_.Open("a", Spec("x")); });
+  ASSERT_TRUE(caches_.Open("b", Spec("y"), "session").ok());
+  ASSERT_TRUE(caches_.Open("b", Spec("z"), "session").ok());
+  ExpectRefused(caches_.Open("b", Spec("one too many"), "session").status(),
+                StatusCode::kResourceExhausted, "max_caches", kRetryMemory);
+  std::thread joiner([&] { same = caches_.Open("a", Spec("x"), "session"); });
   keeper_.go_on.Open();
   opener.join();
   joiner.join();
@@ -252,24 +252,26 @@ TEST_F(SlowCaches, DoNotHoldUpOthers) {
 TEST_F(SlowCaches, LeaveTheirPlaceWhenTheyFail) {
   keeper_.answer = absl::UnavailableError("the keeper is gone");
   absl::StatusOr<Caches::Opened> slow, same;
-  std::thread opener([&] { slow = caches_.Open("a", Spec("x")); });
+  std::thread opener([&] { slow = caches_.Open("a", Spec("x"), "session"); });
   keeper_.at_keep.Await();
-  std::thread joiner([&] { same = caches_.Open("a", Spec("x")); });
+  std::thread joiner([&] { same = caches_.Open("a", Spec("x"), "session"); });
   keeper_.go_on.Open();
   opener.join();
   joiner.join();
   EXPECT_EQ(slow.status().code(), StatusCode::kUnavailable) << slow.status();
   ASSERT_TRUE(same.ok()) << same.status();
   EXPECT_TRUE(same->is_new);
-  for (const char* name : {"1", "2", "3"}) EXPECT_TRUE(caches_.Open("b", Spec(name)).ok()) << name;
+  for (const char* name : {"1", "2", "3"}) {
+    EXPECT_TRUE(caches_.Open("b", Spec(name), "session").ok()) << name;
+  }
 }
 
 TEST_F(SlowCaches, AreAwaitedForALimitedTime) {
   absl::StatusOr<Caches::Opened> slow;
-  std::thread opener([&] { slow = caches_.Open("a", Spec("x")); });
+  std::thread opener([&] { slow = caches_.Open("a", Spec("x"), "session"); });
   keeper_.at_keep.Await();
-  auto joiner =
-      std::async(std::launch::async, [&] { return caches_.Open("a", Spec("x")).status(); });
+  auto joiner = std::async(std::launch::async,
+                           [&] { return caches_.Open("a", Spec("x"), "session").status(); });
   joiner.wait_for(std::chrono::seconds(20));  // so that a failure ends
   keeper_.go_on.Open();
   opener.join();
@@ -284,7 +286,7 @@ TEST(Caches, AreMadeByOneOfManyThreads) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 10; ++i) {
-        const auto opened = world.caches.Open("a", Spec("cache " + std::to_string(i)));
+        const auto opened = world.caches.Open("a", Spec("cache " + std::to_string(i)), "session");
         ASSERT_TRUE(opened.ok()) << opened.status();
         if (opened->is_new) ++made;
         EXPECT_TRUE(world.caches.Find("a", opened->cache->cache_id).ok());

@@ -29,9 +29,10 @@ class HookedStore final : public kvstore::Store {
   HookedStore(std::unique_ptr<kvstore::Store> store, const StoreHooks& hooks)
       : store_(std::move(store)), hooks_(hooks) {}
 
-  absl::StatusOr<kvstore::CacheInfo> OpenCache(std::string_view tenant,
-                                               const kvstore::CacheSpec& spec) override {
-    return store_->OpenCache(tenant, spec);
+  absl::StatusOr<kvstore::OpenedCache> OpenCache(std::string_view tenant,
+                                                 const kvstore::CacheSpec& spec,
+                                                 std::string_view session) override {
+    return store_->OpenCache(tenant, spec, session);
   }
   absl::StatusOr<kvstore::CreatedSequence> CreateSequence(
       std::string_view tenant, uint64_t cache_id, const kvstore::SequenceSpec& spec) override {

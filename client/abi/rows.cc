@@ -117,6 +117,9 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   pqc_build_options options;
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
   RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
+  if (options.index.kind == PQC_INDEX_DEFAULT) {
+    options.index = ToIndex(sequence->state->cache->default_index);
+  }
   const auto begun = DeadlineClock::now();
   Remote* remote = nullptr;
   {

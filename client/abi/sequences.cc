@@ -43,6 +43,8 @@ void Forget(std::unique_ptr<pqc_sequence> sequence) {
 
 namespace {
 
+constexpr uint32_t kAdmitIndexedVersion = 12;  // of Remote
+
 pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_sequence** sequence,
                   uint64_t* token_count) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
@@ -89,11 +91,8 @@ pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_optio
   if (caller_options) {
     RETURN_IF_ERROR(ReadSequenceOptions(caller_options, &options));
   }
-  if (cache && options.has_live_index && options.index.kind == PQC_INDEX_DEFAULT &&
-      cache->state->default_index.kind == kvstore::IndexKind::kPq) {
-    options.index.kind = PQC_INDEX_PQ;
-    options.index.subspaces = cache->state->default_index.subspace_count;
-    options.index.bits = cache->state->default_index.bits;
+  if (cache && options.has_live_index && options.index.kind == PQC_INDEX_DEFAULT) {
+    options.index = ToIndex(cache->state->default_index);
   }
   return Create(cache, options, sequence, token_count);
 }
@@ -152,9 +151,13 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
   RETURN_IF_ERROR(ReadStruct(admission, "admission", &answer));
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
+  const CacheState& state = *cache->state;
   RefusalBuffer error;
   const pqc_status status =
-      remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
+      state.client->remote_version < kAdmitIndexedVersion
+          ? remote->Admit(state.cache_id, token_count, output_token_count, &answer, &error)
+          : remote->AdmitIndexed(state.cache_id, token_count, output_token_count,
+                                 ToIndex(state.default_index), &answer, &error);
   if (status != PQC_OK) return Report(status, error, {{"cache_id", "cache"}});
   WriteStruct(answer, admission);
   return PQC_OK;

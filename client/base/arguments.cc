@@ -172,6 +172,15 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
   return PQC_OK;
 }
 
+pqc_index ToIndex(const kvstore::IndexDescriptor& index) {
+  pqc_index to = PQC_INIT(pqc_index);
+  const bool is_pq = index.kind == kvstore::IndexKind::kPq;
+  to.kind = is_pq ? PQC_INDEX_PQ : PQC_INDEX_FLAT;
+  to.subspaces = is_pq ? index.subspace_count : 0;
+  to.bits = is_pq ? index.bits : 0;
+  return to;
+}
+
 pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescriptor& default_index,
                          kvstore::Selection* to) {
   pqc_selection read;

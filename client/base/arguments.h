@@ -85,6 +85,8 @@ pqc_status CheckIndex(const pqc_index& index, const char* name);
 // Reads an index; PQC_INDEX_DEFAULT is `default_index`.
 pqc_status ReadIndex(const pqc_index& index, const char* name,
                      const kvstore::IndexDescriptor& default_index, kvstore::IndexDescriptor* to);
+// Returns the struct of the C ABI for an index.
+pqc_index ToIndex(const kvstore::IndexDescriptor& index);
 
 // Reads a selection. The result refers to none of the caller's memory.
 pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescriptor& default_index,

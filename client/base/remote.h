@@ -30,7 +30,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 11;
+inline constexpr uint32_t kRemoteVersion = 12;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -279,6 +279,11 @@ class Remote {
   virtual pqc_status ForkSequences(ForkItem* items, uint32_t item_count,
                                    const uint64_t* dropped_ids, uint32_t dropped_count,
                                    RefusalBuffer* error) noexcept = 0;
+
+  // Since version 12: Admit of a sequence that will have this index.
+  virtual pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count,
+                                  uint64_t output_token_count, const pqc_index& index,
+                                  pqc_admission* admission, RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -47,6 +47,9 @@ class RpcRemote final : public Remote {
                          uint64_t* token_count, RefusalBuffer* error) noexcept override;
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                    pqc_admission* admission, RefusalBuffer* error) noexcept override;
+  pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                          const pqc_index& index, pqc_admission* admission,
+                          RefusalBuffer* error) noexcept override;
   pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
                          RefusalBuffer* error) noexcept override;
   pqc_status SuspendSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept override;

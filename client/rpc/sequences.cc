@@ -115,12 +115,19 @@ pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options&
 
 pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                             pqc_admission* admission, RefusalBuffer* error) noexcept {
+  return AdmitIndexed(cache_id, token_count, output_token_count, {}, admission, error);
+}
+
+pqc_status RpcRemote::AdmitIndexed(uint64_t cache_id, uint64_t token_count,
+                                   uint64_t output_token_count, const pqc_index& index,
+                                   pqc_admission* admission, RefusalBuffer* error) noexcept {
   return Finish("Admit", error, [&] {
     v1::AdmitRequest request;
     v1::AdmitResponse response;
     request.set_cache_id(cache_id);
     request.set_token_count(token_count);
     request.set_output_token_count(output_token_count);
+    if (!ToWire(index, request.mutable_index())) request.clear_index();
     grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
       return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAdmit, context, request, &response);
     });

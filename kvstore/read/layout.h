@@ -87,7 +87,7 @@ struct ExtentRef {
 enum class SegmentState : uint32_t {
   kOpen = 0,    // its token count may still grow
   kClosed = 1,  // its token count is final
-  kSealed = 2,  // every layer is READY under its sequence's default index
+  kSealed = 2,  // every layer is READY under an index of its sequence, or its cache needs none
 };
 
 // Life cycle of one layer of a segment, under one index.

@@ -22,12 +22,10 @@ SegmentInfo DescribeSegment(const Cache& cache, const Snapshot& snapshot, size_t
                    .tokens = {first, std::max(first, end)},
                    .slot_capacity = entry.rows->slot_capacity(),
                    .codebook_generations = {}};
-  const IndexDescriptor& wanted = cache.spec.default_index;
   const bool indexed =
-      wanted.kind == IndexKind::kFlat ||
-      std::any_of(entry.indexes.begin(), entry.indexes.end(), [&](const auto& index) {
-        return index != nullptr && index->index() == wanted && index->all_ready();
-      });
+      cache.spec.default_index.kind == IndexKind::kFlat ||
+      std::any_of(entry.indexes.begin(), entry.indexes.end(),
+                  [](const auto& index) { return index != nullptr && index->all_ready(); });
   const bool complete = SegmentEnd(snapshot, i) <= snapshot.token_count();
   if (entry.closed) {
     info.state = indexed && complete ? SegmentState::kSealed : SegmentState::kClosed;

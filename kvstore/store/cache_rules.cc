@@ -26,7 +26,6 @@ std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
 
 std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
-  if (a.default_index != b.default_index) return "default_index";
   if (a.groups.size() != b.groups.size()) return "layer_groups";
   if (a.rank.group != b.rank.group) return "rank.group";
   if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
@@ -55,7 +54,6 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
 std::string FindIncompatibleField(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
   if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
-  if (a.default_index != b.default_index) return "default_index";
   for (const StoredLayer& x : LayersOf(a)) {
     for (const StoredLayer& y : LayersOf(b)) {
       if (x.layer != y.layer) continue;

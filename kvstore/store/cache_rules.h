@@ -8,8 +8,8 @@
 
 namespace pqcached::kvstore {
 
-// Returns the first field in which the specs differ; empty if they agree. Capacities are not
-// compared: an open cache keeps its own.
+// Returns the first field in which the specs differ; empty if they agree. Capacities and
+// default indexes are not compared: an open cache keeps its own.
 std::string FindDifference(const CacheSpec& a, const CacheSpec& b);
 
 // Returns the first field in which two ranks of a group are incompatible; empty if there is none.

@@ -129,6 +129,10 @@ class PoolRemote final : public Remote {
                    RefusalBuffer* error) noexcept override {
     return Not(error);
   }
+  pqc_status AdmitIndexed(uint64_t, uint64_t, uint64_t, const pqc_index&, pqc_admission*,
+                          RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status PinSequence(uint64_t, uint64_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }

@@ -285,7 +285,7 @@ typedef struct pqc_layer_group {
 } pqc_layer_group;
 
 typedef enum pqc_index_kind {
-  PQC_INDEX_DEFAULT = 0, /* the cache's default index */
+  PQC_INDEX_DEFAULT = 0, /* the default_index of the pqc_cache_spec that opened the handle */
   PQC_INDEX_PQ = 1,  /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
   PQC_INDEX_FLAT = 2 /* exact scores over all keys; needs no build */
 } pqc_index_kind;
@@ -306,7 +306,7 @@ typedef struct pqc_cache_spec {
   const pqc_layer_group* groups; /* [group_count] */
   uint32_t group_count;          /* 1..16 */
   uint64_t capacity_bytes;       /* memory of the cache's pool; at least 1 */
-  pqc_index default_index;       /* PQC_INDEX_DEFAULT = pq m=2 b=6 */
+  pqc_index default_index;       /* of calls of this handle; PQC_INDEX_DEFAULT = pq m=2 b=6 */
   /* Ranks (processes) of one model: NULL and zeros for a single process. Each rank opens the cache
    * of the same name with its own layers and kv heads; the fields give their place in the model. */
   const char* rank_group; /* name shared by the ranks, at most 128 bytes */
@@ -317,9 +317,13 @@ typedef struct pqc_cache_spec {
   int32_t numa_node;      /* -1 or 0; others are PQC_UNIMPLEMENTED */
 } pqc_cache_spec;
 
-/* Opens the tenant's cache of this name, or joins it when it is open with the same fingerprint,
- * shape and default index; the capacity of an open cache stays as it is. *cache is set on PQC_OK,
- * and NULL otherwise. Repeating a call is harmless.
+/* Opens the tenant's cache of this name, or joins it when it is open with the same fingerprint and
+ * shape; the capacity of an open cache stays as it is. The default index is that of this handle:
+ * the engines of a cache may have different ones, for example to compare them. As long as the
+ * client's session lasts, the cache stays open. Afterwards it and its cached prefixes remain until
+ * it is dropped: by pqc_cache_drop, by an operator, or because the tenant opens another cache for
+ * which a limit leaves no room; then the longest unused go first. *cache is set on PQC_OK, and NULL
+ * otherwise. Repeating a call is harmless.
  *
  * Errors: PQC_INVALID_ARGUMENT, PQC_UNIMPLEMENTED  a field of `spec`: never succeeds
  *         PQC_FAILED_PRECONDITION  the cache is open with another spec, or this rank does not fit
@@ -470,8 +474,9 @@ typedef struct pqc_admission {
 } pqc_admission;
 
 /* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
- * found) and `output_token_count` expected tokens fits, with the cache's default index. The answer
- * is computed as allocation would do it; nothing is reserved, so a later call may still be refused.
+ * found) and `output_token_count` expected tokens fits, with the default index of the handle. The
+ * answer is computed as allocation would do it; nothing is reserved, so a later call may still be
+ * refused.
  *
  * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
  *         PQC_UNAVAILABLE   also while the sidecar is draining */

@@ -172,7 +172,7 @@ class Tensor {
   pqc_block_table block_table_{};
 };
 
-// An index kind with its parameters (pqc_index); by default the cache's default index.
+// An index kind with its parameters (pqc_index); by default that of the CacheSpec.
 struct Index : pqc_index {
   Index() : pqc_index{} {}
   // Product quantization with `subspaces` (m: 1, 2, 4, 8, 16) of `bits` (b: 4..8) bits each.

@@ -81,7 +81,8 @@ class Client(EventSource):
         """Opens the tenant's cache of this name; creates it if it does not exist.
 
         name: 1..128 bytes. model_fingerprint: 1..256 bytes, must include everything that affects K
-        and V. capacity_bytes: size of the cache's pool. default_index: pq(2, 6) when not given.
+        and V. capacity_bytes: size of the cache's pool. default_index: of the calls of
+        this handle that name no index; pq(2, 6) when not given.
         rank: for a model that spans several processes. numa_node: -1 or 0.
 
         Raises FailedPrecondition (the cache exists with another fingerprint or shape),
@@ -259,7 +260,7 @@ class Cache(Closable):
 
     def admit(self, token_count: int, output_token_count: int = 0) -> Admission:
         """Asks whether a request fits: `token_count` prefill tokens that match_prefix has not found,
-        and `output_token_count` expected tokens, with the cache's default index. Reserves nothing.
+        and `output_token_count` expected tokens, with the default index of this handle. Reserves nothing.
 
         Raises OutOfRange (more than 2^30 tokens together), Unavailable (also while the sidecar is
         draining).

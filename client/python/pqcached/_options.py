@@ -20,7 +20,7 @@ from ._library import check, clear_error_text, library
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The index that scores the tokens. The default is the cache's default index."""
+    """The index that scores the tokens. The default is the default_index of open_cache."""
 
     kind: IndexKind = IndexKind.DEFAULT
     subspaces: int = 0  # pq: m in 1, 2, 4, 8, 16; divides key_dim

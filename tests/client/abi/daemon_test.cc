@@ -449,6 +449,42 @@ TEST_P(DaemonTest, AdmitsWhatFitsAndPinsAgainstEviction) {
   EXPECT_EQ(sequence.Pin(uint64_t{366} * 24 * 3600 * 1000).code(), PQC_INVALID_ARGUMENT);
 }
 
+// The indexes of both are kept side by side; rows are shared.
+TEST_P(DaemonTest, EachHandleOfACacheHasItsOwnDefaultIndex) {
+  const Layer layer(700, 23);
+  const Index narrow = Index::Pq(2, 4), wide = Index::Pq(8, 6);
+  CacheSpec spec = SpecOf("defaults", {0});
+  spec.default_index = narrow;
+  Cache first = Must(client_.OpenCache(spec));
+  spec.default_index = wide;
+  Cache second = Must(client_.OpenCache(spec));
+  spec.default_index = Index::Flat();
+  Cache third = Must(client_.OpenCache(spec));
+  const Query query = QueryAtEnd(layer);
+  const auto expect = [&](Sequence& sequence, const Index& built, const Index& other) {
+    const Selected by_default = Must(sequence.TopK(query, {.token_count = 200}));
+    const Selected by_name = Must(sequence.TopK(query, {.index = built, .token_count = 200}));
+    EXPECT_EQ(by_default.positions, by_name.positions);
+    EXPECT_EQ(sequence.TopK(query, {.index = other, .token_count = 200}).status().code(),
+              PQC_FAILED_PRECONDITION);
+  };
+  Sequence one = Fill(first, layer, 700), two = Fill(second, layer, 700);
+  expect(one, narrow, wide);
+  expect(two, wide, narrow);
+  EXPECT_LT(Must(third.Admit(100'000)).needed_bytes, Must(first.Admit(100'000)).needed_bytes);
+
+  Sequence exact = Must(third.CreateSequence());
+  MustBeOk(exact.Ingest(0, 0, layer.keys(0, 700), layer.values(0, 700)));
+  EXPECT_EQ(ByHead(Must(exact.TopK(query, {.token_count = 200}))), layer.Best(Range(0, 700), 200));
+
+  SequenceOptions live;
+  live.live_index.emplace();
+  Sequence grown = Must(second.CreateSequence(live));
+  MustBeOk(grown.Ingest(0, 0, layer.keys(0, 700), layer.values(0, 700)));
+  MustBeOk(grown.BuildIndex());
+  expect(grown, wide, narrow);
+}
+
 TEST_P(DaemonTest, ADroppedCacheIsGoneAndItsNameIsFree) {
   const Layer layer(300, 18);
   Cache cache = Must(client_.OpenCache(SpecOf("dropped", {0})));

@@ -166,9 +166,17 @@ class StoreRemote final : public Remote {
   }
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                    pqc_admission* admission, RefusalBuffer* error) noexcept override {
+    const pqc_index default_index = {sizeof(pqc_index), PQC_INDEX_PQ, 2, 6, {}};
+    return AdmitIndexed(cache_id, token_count, output_token_count, default_index, admission, error);
+  }
+  pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                          const pqc_index& index, pqc_admission* admission,
+                          RefusalBuffer* error) noexcept override {
+    kvstore::IndexDescriptor asked;
+    if (index.kind == PQC_INDEX_PQ) asked = {kvstore::IndexKind::kPq, index.subspaces, index.bits};
     const auto fits = Counted().Admit(
         kTestTenant, cache_id,
-        {.prefill_tokens = token_count, .output_tokens = output_token_count, .index = {}});
+        {.prefill_tokens = token_count, .output_tokens = output_token_count, .index = asked});
     if (fits.ok()) admission->verdict = static_cast<pqc_verdict>(fits->verdict);
     return FromStatus(fits.status(), error);
   }

@@ -104,7 +104,6 @@ TEST_F(Ranks, ThatDoNotGoTogetherAreRefusedByTheField) {
           "layer_groups[0].softmax_scale");
   refused([](CacheSpec& s) { s.groups[0].rope.theta = 2; }, other, "layer_groups[0].rope");
   refused([](CacheSpec& s) { s.groups[0].kind = LayerKind::kFull; }, other, "layer_groups[0].kind");
-  refused([](CacheSpec& s) { s.default_index = Pq(4, 4); }, other, "default_index");
   refused([](CacheSpec& s) { s.rank.kv_head_begin = 1; }, other, "rank.kv_head_begin");
   refused([](CacheSpec& s) { s.rank.rank = 2; }, bad, "rank.rank");
   refused([](CacheSpec& s) { s.rank.rank_count = 0; }, bad, "rank.rank_count");

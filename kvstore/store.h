@@ -118,13 +118,13 @@ struct StoreOptions {
   // never. A rank's sequence only with a group_key, when no call has used any member of the group.
   absl::Duration evict_idle_after = absl::Seconds(60);
   TenantQuotas tenant_quotas;  // until SetTenantQuotas
-  // The pages of pools are allocated in the background. False: by the calls that first use them.
-  bool touch_pools = true;
-  // OpenCache returns when the first idle_reserve_bytes of a new pool have pages, so that the first
-  // rows need not wait for the kernel to clear them. 0: the pages follow in the background.
+  // Free bytes of each pool that have pages ahead of their use, so that the next rows need not wait
+  // for the kernel to clear them: a thread allocates them again when they are used, and OpenCache
+  // returns when a new pool has them. 0: pages are allocated by the calls that first use them.
+  // Other free memory returns to the machine when it is unused (ApplyMemoryLimits).
   size_t idle_reserve_bytes = 0;
-  // Interval of reading the memory limits of the machine and of control groups; zero = only
-  // OpenCache reads them.
+  // Interval of returning unused memory, and of reading the memory limits of the machine and of
+  // control groups; zero = only OpenCache reads them, and no memory returns.
   absl::Duration memory_check_interval = absl::ZeroDuration();
   std::string memory_root;  // prefix of the paths /proc and /sys, for tests
   uint32_t threads = 0;     // of the serving and of the building arena; 0 = all cores
@@ -430,9 +430,12 @@ class Store {
   // Waits until the threads of the store have no work left (incremental indexes, checksums) and
   // returns true, or returns false at the deadline.
   virtual bool WaitIdle(SteadyTime deadline) = 0;
-  // Reads the memory limits of the machine and of control groups and adapts to them, as the store
-  // does every memory_check_interval: when memory is short, it stops touching pages, returns free
-  // pages and those of evicted cached prefixes to the machine, and stops the pools from growing.
+  // Returns free memory to the machine that was not used lately, reads the memory limits of the
+  // machine and of control groups and adapts to them, as the store does every
+  // memory_check_interval. After the third call without a change, the memory of a pool is at most
+  // idle_reserve_bytes and 1.2 times its used bytes; a strict pool, or one on hugetlbfs, keeps all.
+  // When memory is short, stops touching pages, returns other free pages and those of evicted
+  // cached prefixes, and stops the pools from growing.
   virtual void ApplyMemoryLimits() = 0;
 
   // ---- Memory pressure. Sequences that were evicted are kNotFound, as if dropped; the message

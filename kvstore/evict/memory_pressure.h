@@ -11,9 +11,10 @@
 
 namespace pqcached::kvstore {
 
-// When memory is short, stops touching pages, returns free pages and those of evicted retained
-// sequences to the machine, and stops the pools from growing. Undoes the first and the last when it
-// is not.
+// Returns free pages to the machine that were not used lately (Pool::ReturnUnusedPages). When
+// memory is short, also stops touching pages, returns other free pages and those of evicted
+// retained sequences, and stops the pools from growing. Undoes the first and the last when it is
+// not short.
 void ApplyMemoryLimits(const MemoryLimits& limits,
                        std::span<const std::shared_ptr<const Cache>> caches, Evictor& evictor);
 

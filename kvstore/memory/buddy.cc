@@ -51,6 +51,15 @@ bool BuddyAllocator::Claim(uint32_t unit, uint32_t order) {
   return false;
 }
 
+bool BuddyAllocator::IsFree(uint32_t unit, uint32_t order) const {
+  for (uint32_t found = order; found < kOrderCount; ++found) {
+    if (free_[found].contains(static_cast<uint32_t>(unit & ~((uint64_t{1} << found) - 1)))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void BuddyAllocator::Free(uint32_t unit, uint32_t order) {
   const auto it = order_of_.find(unit);
   PQC_CHECK(it != order_of_.end() && it->second == order);

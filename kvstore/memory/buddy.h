@@ -29,6 +29,9 @@ class BuddyAllocator {
   // Allocates exactly this extent. Returns false when part of it is in use.
   bool Claim(uint32_t unit, uint32_t order);
 
+  // Returns whether no part of this extent is in use.
+  bool IsFree(uint32_t unit, uint32_t order) const;
+
   // REQUIRES: `unit` came from Allocate(order) or Claim and was not freed since.
   void Free(uint32_t unit, uint32_t order);
 

@@ -1,6 +1,8 @@
 #include "kvstore/memory/pool.h"
 
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +14,6 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/memory/durable_store.h"
 #include "kvstore/read/pages.h"
@@ -29,10 +30,21 @@ constexpr size_t kTouchBytes = kChunkBytes;
 
 // Bounds the retries: memory that the reclaimer frees may be allocated by other threads first.
 constexpr int kMaxReclaims = 4;
-// Largest piece of free memory that allocations cannot use while its pages are returned to the
-// machine.
-constexpr size_t kReturnBytes = size_t{64} << 20;
-constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
+// Largest piece of free memory that allocations cannot use while it is erased.
+constexpr size_t kEraseBytes = size_t{64} << 20;
+// Largest piece whose pages are returned to the machine in one step, during which allocations wait.
+constexpr size_t kReturnBytes = kChunkBytes;
+// The toucher runs when allocations have used this part of the idle reserve.
+constexpr size_t kReserveParts = 8;
+// The pages of this part of the bytes in use may stay in addition to the idle reserve.
+constexpr size_t kSpareParts = 5;
+
+// The kernel reserves all pages of a mapping of hugetlbfs for it, so that none of them returns.
+bool IsOnHugetlbfs(int descriptor) {
+  struct statfs system = {};
+  return fstatfs(descriptor, &system) == 0 &&
+         static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC;
+}
 
 absl::Status PoolError(const absl::Status& status) {
   return ReplaceText(absl::StrCat("pool: ", TextOf(status)), status);
@@ -68,19 +80,17 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
       std::make_unique<GrantedMemory>(memfd.get(), memory, kChunkBytes, std::move(options.promise));
   // The page size of the first pages predicts that of the others. When they are refused, so will be
   // the first extents, unless there is more memory by then.
-  if (options.touch_threads > 0 && granted->Ensure(0, std::min(memory.size(), kChunkBytes)).ok() &&
-      granted->huge()) {
+  if (options.idle_reserve_bytes > 0 &&
+      granted->Ensure(0, std::min(memory.size(), kChunkBytes)).ok() && granted->huge()) {
     page_bytes = std::max(page_bytes, kHugePageBytes);
   }
   options.capacity_bytes = capacity_bytes;
   options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
-  const uint32_t touch_threads = options.touch_threads;
-  const size_t touch_first_bytes = std::min(options.touch_first_bytes, capacity_bytes);
+  options.idle_reserve_bytes = std::min(options.idle_reserve_bytes, capacity_bytes);
   std::shared_ptr<Pool> pool(
       new Pool(std::move(memfd), std::move(options), page_bytes, std::move(granted)));
-  pool->StartTouching(touch_threads);
-  pool->TouchNow(touch_first_bytes);
+  pool->StartTouching();
   return pool;
 }
 
@@ -94,12 +104,19 @@ Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes,
       granted_(std::move(granted)),
       ledger_(std::move(options.ledger)),
       quota_bytes_(options.quota_bytes),
+      idle_reserve_bytes_(options.idle_reserve_bytes),
+      strict_(options.strict),
       buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
       limit_bytes_(options.quota_bytes) {}
 
 Pool::~Pool() {
-  stop_touching_.store(true, std::memory_order_relaxed);
-  for (std::thread& toucher : touchers_) toucher.join();
+  if (!toucher_.joinable()) return;
+  {
+    const MutexLock lock(&mutex_);
+    stop_touching_.store(true, std::memory_order_relaxed);
+  }
+  touch_.SignalAll();
+  toucher_.join();
 }
 
 absl::StatusOr<SharedMemory> Pool::Share() const {
@@ -107,30 +124,77 @@ absl::StatusOr<SharedMemory> Pool::Share() const {
   return SharedMemory{.descriptor = std::move(descriptor), .size_bytes = capacity_bytes_};
 }
 
-void Pool::StartTouching(uint32_t thread_count) {
-  for (uint32_t i = 0; i < thread_count; ++i) {
-    touchers_.emplace_back([this] { TouchInBackground(); });
-  }
+void Pool::StartTouching() {
+  if (idle_reserve_bytes_ > 0) toucher_ = std::thread([this] { TouchInBackground(); });
 }
 
 void Pool::TouchInBackground() {
   for (;;) {
-    const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
-    if (begin >= capacity_bytes_) return;
-    const size_t size_bytes = std::min(kTouchBytes, capacity_bytes_ - begin);
-    while (touching_paused_.load(std::memory_order_relaxed) ||
-           !granted_->Ensure(begin, size_bytes).ok()) {
+    {
+      const MutexLock lock(&mutex_);
+      while (!stop_touching_.load(std::memory_order_relaxed) &&
+             (!touch_wanted_ || touching_paused_.load(std::memory_order_relaxed))) {
+        touch_.Wait(&mutex_);
+      }
       if (stop_touching_.load(std::memory_order_relaxed)) return;
-      absl::SleepFor(kTouchPoll);
     }
-    if (stop_touching_.load(std::memory_order_relaxed)) return;
+    TouchReserve();
   }
 }
 
-void Pool::TouchNow(size_t size_bytes) {
-  for (size_t begin = 0; begin < size_bytes; begin += kTouchBytes) {
-    if (!granted_->Ensure(begin, std::min(kTouchBytes, size_bytes - begin)).ok()) return;
+std::vector<ExtentRef> Pool::NextFree(size_t size_bytes) const {
+  std::vector<ExtentRef> extents;
+  size_t found_bytes = 0;
+  for (uint32_t order = 0; order < buddy_.free().size(); ++order) {
+    for (const uint32_t unit : buddy_.free()[order]) {
+      if (found_bytes >= size_bytes) return extents;
+      extents.push_back({.unit = unit, .order = order});
+      found_bytes += extents.back().size_bytes();
+    }
   }
+  return extents;
+}
+
+void Pool::TouchReserve() {
+  std::vector<ExtentRef> extents;
+  size_t wanted_bytes = 0;
+  {
+    const MutexLock lock(&mutex_);
+    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    wanted_bytes = std::min(idle_reserve_bytes_, limit_bytes_ - std::min(limit_bytes_, used_bytes));
+    extents = NextFree(wanted_bytes);
+    touch_wanted_ = false;
+    allocated_since_touch_bytes_ = 0;
+  }
+  const bool touched = TouchExtents(extents, wanted_bytes);
+  const MutexLock lock(&mutex_);
+  reserve_touched_ = touched;
+}
+
+bool Pool::TouchExtents(std::span<const ExtentRef> extents, size_t wanted_bytes) {
+  for (const ExtentRef extent : extents) {
+    const size_t end = std::min(extent.size_bytes(), wanted_bytes);
+    wanted_bytes -= end;
+    for (size_t begin = 0; begin < end; begin += kTouchBytes) {
+      const size_t size_bytes = std::min(kTouchBytes, extent.size_bytes() - begin);
+      if (size_bytes > end - begin) break;  // a whole piece would exceed the reserve
+      if (stop_touching_.load(std::memory_order_relaxed) ||
+          touching_paused_.load(std::memory_order_relaxed) ||
+          !granted_->Ensure(extent.offset_bytes() + begin, size_bytes).ok()) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+void Pool::PauseTouching(bool paused) {
+  {
+    const MutexLock lock(&mutex_);
+    const bool was_paused = touching_paused_.exchange(paused, std::memory_order_relaxed);
+    if (!paused && (was_paused || !reserve_touched_)) touch_wanted_ = true;
+  }
+  touch_.SignalAll();
 }
 
 absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes_bytes) {
@@ -178,6 +242,7 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
     for (size_t i = 0; shortfall_bytes == 0 && ledger_ != nullptr && i < refs.size(); ++i) {
       ledger_->MarkUsed(refs[i]);
     }
+    if (shortfall_bytes == 0) CountAllocated(wanted_bytes);
   }
   if (shortfall_bytes > 0) {
     return ResourceExhausted("",
@@ -190,6 +255,15 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
   for (const ExtentRef ref : refs) extents.emplace_back(shared_from_this(), ref);
   RETURN_IF_ERROR(MakePresent(extents));
   return extents;
+}
+
+void Pool::CountAllocated(size_t size_bytes) {
+  const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+  peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes);
+  allocated_since_touch_bytes_ += size_bytes;
+  if (touch_wanted_ || allocated_since_touch_bytes_ < idle_reserve_bytes_ / kReserveParts) return;
+  touch_wanted_ = true;
+  touch_.SignalOne();
 }
 
 absl::Status Pool::MakePresent(std::span<const Extent> extents) {
@@ -227,38 +301,52 @@ void Pool::SetUseLimit(size_t bytes, std::string why) {
   limit_reason_ = std::move(why);
 }
 
-void Pool::VisitFree(absl::FunctionRef<bool(ExtentRef piece)> visit) const {
+void Pool::VisitFree(size_t piece_bytes, absl::FunctionRef<bool(ExtentRef piece)> visit) const {
   std::vector<std::set<uint32_t>> free;
   {
     const MutexLock lock(&mutex_);
     free = buddy_.free();
   }
   for (uint32_t order = static_cast<uint32_t>(free.size()); order-- > 0;) {
-    const uint32_t piece = std::min(order, OrderFor(kReturnBytes));
-    for (const uint32_t first : free[order]) {
-      for (uint64_t unit = first; unit < first + (uint64_t{1} << order); unit += 1u << piece) {
-        if (!visit({.unit = static_cast<uint32_t>(unit), .order = piece})) return;
+    const uint32_t piece = std::min(order, OrderFor(piece_bytes));
+    for (auto first = free[order].rbegin(); first != free[order].rend(); ++first) {
+      for (uint64_t count = uint64_t{1} << (order - piece); count-- > 0;) {
+        const auto unit = static_cast<uint32_t>(*first + (count << piece));
+        if (!visit({.unit = unit, .order = piece})) return;
       }
     }
   }
 }
 
 size_t Pool::ReturnFreePages(size_t wanted_bytes) {
-  const size_t before_bytes = absent_bytes();
+  if (strict_) return 0;
   size_t returned_bytes = 0;
-  VisitFree([&](ExtentRef piece) {
+  VisitFree(kReturnBytes, [&](ExtentRef piece) {
     if (returned_bytes >= wanted_bytes) return false;
-    if (ReturnPages(piece)) {
-      returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
-    }
+    returned_bytes += ReturnPages(piece);
     return true;
   });
   return returned_bytes;
 }
 
+size_t Pool::ReturnUnusedPages() {
+  if (strict_ || IsOnHugetlbfs(memfd_.get())) return 0;
+  size_t allowed_bytes = idle_reserve_bytes_;
+  {
+    const MutexLock lock(&mutex_);
+    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    const size_t most_bytes = std::max({used_bytes, peak_used_bytes_, previous_peak_bytes_});
+    previous_peak_bytes_ = std::max(used_bytes, peak_used_bytes_);
+    peak_used_bytes_ = used_bytes;
+    allowed_bytes += most_bytes + most_bytes / kSpareParts;
+  }
+  const size_t resident_bytes = capacity_bytes_ - absent_bytes();
+  return resident_bytes > allowed_bytes ? ReturnFreePages(resident_bytes - allowed_bytes) : 0;
+}
+
 // A piece that is allocated concurrently is overwritten by its owner.
 void Pool::EraseFree() {
-  VisitFree([&](ExtentRef piece) {
+  VisitFree(kEraseBytes, [&](ExtentRef piece) {
     if (!HasPages(piece)) return true;
     {
       const MutexLock lock(&mutex_);
@@ -298,16 +386,20 @@ bool Pool::HasPages(ExtentRef extent) const {
   return present < 0 ? errno != ENXIO : present < end;
 }
 
-// Claims the extent while its pages are removed, so that it is not allocated concurrently.
-bool Pool::ReturnPages(ExtentRef extent) {
-  if (!HasPages(extent)) return false;
-  {
+// Holds the lock while the pages are removed, so that the extent is not allocated concurrently. The
+// chunks count as absent before that, so that the next owner allocates their pages again.
+size_t Pool::ReturnPages(ExtentRef extent) {
+  if (!HasPages(extent)) return 0;
+  size_t returned_bytes = 0;
+  granted_->Remove(extent.offset_bytes(), extent.size_bytes(), [&] {
     const MutexLock lock(&mutex_);
-    if (!buddy_.Claim(extent.unit, extent.order)) return false;
-  }
-  const bool returned = RemovePages(extent);
-  Free(extent);
-  return returned;
+    if (!buddy_.IsFree(extent.unit, extent.order)) return;
+    const size_t before_bytes = absent_bytes();
+    PQC_CRASH_POINT();
+    if (madvise(data(extent), extent.size_bytes(), MADV_REMOVE) != 0) return;
+    returned_bytes = absent_bytes() - before_bytes;
+  });
+  return returned_bytes;
 }
 
 bool Pool::RemovePages(ExtentRef extent) {

@@ -5,8 +5,12 @@
 // destroyed. A reader therefore holds the object (or a shared_ptr to its owner) while it reads the
 // bytes.
 //
-// Thread-safe. One lock, held for O(extents of a request * log(extents)); pages are allocated
-// without it.
+// A pool has the pages of its extents, of an *idle reserve* of free memory, which a thread keeps
+// present ahead of the next allocations, and of free memory that was used a short while ago
+// (ReturnUnusedPages).
+//
+// Thread-safe. One lock, held for O(extents of a request * log(extents)), and while the kernel
+// removes pages of a free piece of at most 2 MiB; pages are allocated without it.
 #ifndef PQCACHED_KVSTORE_MEMORY_POOL_H_
 #define PQCACHED_KVSTORE_MEMORY_POOL_H_
 
@@ -51,11 +55,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
  public:
   struct Options {
     size_t capacity_bytes = 0;  // > 0, rounded up to kMinExtentBytes
-    // Threads that allocate all pages in the background; 0 = only those of allocated extents.
-    uint32_t touch_threads = 1;
-    // Create allocates the pages of the first touch_first_bytes before it returns, or as many of
-    // them as the machine has.
-    size_t touch_first_bytes = 0;
+    // Free bytes whose pages a thread allocates ahead of their use, from the first TouchReserve or
+    // PauseTouching(false) on; 0 = pages are allocated with the extents only.
+    size_t idle_reserve_bytes = 0;
     // Promise of these bytes; null: pages are allocated without a ledger.
     std::shared_ptr<MemoryPromise> promise = nullptr;
     bool strict = false;  // no other process can ever map the memory for writing, not even root's
@@ -73,8 +75,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // retried.
   using Reclaimer = std::function<bool(std::span<const size_t> sizes_bytes)>;
 
-  // Reserves the memory. Its pages are allocated in the background from the start, where extents
-  // are allocated first.
+  // Reserves the memory, with the pages of its first 2 MiB if it has an idle reserve.
   //
   // Errors: kInvalidArgument    capacity_bytes (names the range)
   //         kResourceExhausted  the kernel refuses the memfd or the mapping
@@ -112,11 +113,21 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Limits the bytes in use from now on to the minimum of `bytes` and the quota; allocated extents
   // stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.
   void SetUseLimit(size_t bytes, std::string why);
-  // Pauses or resumes allocating pages in the background.
-  void PauseTouching(bool paused) { touching_paused_.store(paused, std::memory_order_relaxed); }
-  // Returns pages of free extents, the longest extents first, to the machine; returns the number of
-  // bytes. Returns 0 for a strict pool, whose seal forbids punching holes.
+  // Allocates the pages of the idle reserve that are missing, or as many of them as the machine
+  // has: those of the free extents that are allocated next.
+  void TouchReserve();
+  // Pauses or resumes the thread that allocates the pages of the idle reserve. It allocates them
+  // when it resumes, and when the last TouchReserve has left some out.
+  void PauseTouching(bool paused);
+  // Returns pages of free extents to the machine, those first that are allocated last; returns the
+  // number of bytes, which exceeds `wanted_bytes` by less than 2 MiB. Returns 0 for a strict pool,
+  // whose seal forbids punching holes.
   size_t ReturnFreePages(size_t wanted_bytes);
+  // Returns free pages until the pages of the pool are at most the idle reserve plus 1.2 times the
+  // most bytes that were in use since the call before the last one; returns the number of bytes.
+  // Called at regular intervals, it thus leaves the pages of a workload that ends and begins within
+  // an interval in place, and returns those of one that has ended two intervals ago.
+  size_t ReturnUnusedPages();
   // Overwrites the contents of all free and quarantined extents with zeros: returns their pages to
   // the machine, or, in a strict pool, writes.
   void EraseFree();
@@ -126,8 +137,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   PoolUsage usage() const;
   // Returns the size of the pages where extents are allocated first: 4096, or a huge page size.
   size_t page_bytes() const { return page_bytes_; }
-  // Returns the number of bytes whose pages this object has not allocated yet.
-  size_t untouched_bytes() const { return capacity_bytes_ - granted_->present_bytes(); }
   // Returns the memfd, which the pool owns.
   int descriptor() const { return memfd_.get(); }
   // Returns a read-only descriptor for a client. The memfd has mode 0600 and can neither shrink nor
@@ -142,18 +151,27 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(FileDescriptor memfd, Options options, size_t page_bytes,
        std::unique_ptr<GrantedMemory> granted);
   void Quarantine(uint32_t begin, uint32_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void StartTouching(uint32_t thread_count);
+  void StartTouching();
   void TouchInBackground();
-  void TouchNow(size_t size_bytes);  // the first size_bytes, as far as memory is granted
+  // Returns free extents of `size_bytes` or more, or all, in the order in which they are allocated.
+  std::vector<ExtentRef> NextFree(size_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Allocates pages of the first `wanted_bytes` of the extents, until touching ends or pauses;
+  // returns whether all of them are there.
+  bool TouchExtents(std::span<const ExtentRef> extents, size_t wanted_bytes);
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
+  // Counts bytes that were allocated, and wakes the toucher when they have used enough of the idle
+  // reserve.
+  void CountAllocated(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Allocates the pages of extents.
   absl::Status MakePresent(std::span<const Extent> extents);
   bool Reclaim(std::span<const size_t> sizes_bytes);
-  // Calls `visit` with the free extents, the longest first, in pieces, until it returns false.
-  void VisitFree(absl::FunctionRef<bool(ExtentRef piece)> visit) const;
+  // Calls `visit` with the free extents, those first that are allocated last, in pieces of at most
+  // `piece_bytes`, until it returns false.
+  void VisitFree(size_t piece_bytes, absl::FunctionRef<bool(ExtentRef piece)> visit) const;
   // Returns whether pages back a part of the extent.
   bool HasPages(ExtentRef extent) const;
-  bool ReturnPages(ExtentRef extent);
+  // Removes the pages of the extent if it is free; returns the number of bytes.
+  size_t ReturnPages(ExtentRef extent);
   bool RemovePages(ExtentRef extent);
   void EraseQuarantined();
   void FreeQuarantined() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -167,6 +185,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const std::unique_ptr<GrantedMemory> granted_;
   const std::shared_ptr<ExtentLedger> ledger_;
   const size_t quota_bytes_;
+  const size_t idle_reserve_bytes_;
+  const bool strict_;
 
   mutable Mutex mutex_;
   BuddyAllocator buddy_ ABSL_GUARDED_BY(mutex_);
@@ -175,14 +195,21 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t quarantine_ends_ ABSL_GUARDED_BY(mutex_) = 0;  // calls of EndQuarantine
   size_t limit_bytes_ ABSL_GUARDED_BY(mutex_);
   std::string limit_reason_ ABSL_GUARDED_BY(mutex_);
+  // The most bytes in use since the last ReturnUnusedPages, and between the two calls before.
+  size_t peak_used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t previous_peak_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t allocated_since_touch_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool touch_wanted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reserve_touched_ ABSL_GUARDED_BY(mutex_) = false;  // by the last TouchReserve, completely
+  CondVar touch_;  // signalled when the toucher has work, or ends
 
   Mutex reclaim_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   Reclaimer reclaimer_ ABSL_GUARDED_BY(reclaim_mutex_);
 
+  // Written under mutex_; read without it between two pieces.
   std::atomic<bool> stop_touching_ = false;
   std::atomic<bool> touching_paused_ = false;
-  std::atomic<size_t> next_touch_bytes_ = 0;
-  std::vector<std::thread> touchers_;
+  std::thread toucher_;  // not joinable without an idle reserve
 };
 
 // Owner of one extent. Movable.

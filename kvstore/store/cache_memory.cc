@@ -36,6 +36,12 @@ uint64_t HeapBytes(size_t capacity_bytes) {
                     kMostHeapBytes);
 }
 
+absl::StatusOr<std::shared_ptr<Pool>> NewPool(Pool::Options options) {
+  ASSIGN_OR_RETURN(auto pool, Pool::Create(std::move(options)));
+  pool->TouchReserve();
+  return pool;
+}
+
 absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
                       const FileDescriptor& memory, bool strict) {
   if (!strict) return keeper.Keep(name, memory.get());
@@ -47,9 +53,7 @@ absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
 
 Pool::Options CacheMemory::OptionsOf(const CacheSpec& spec) const {
   return {.capacity_bytes = spec.capacity_bytes,
-          .touch_threads =
-              options_.touch_pools ? std::max(1u, shared_.compute.serving.worker_count() / 2) : 0,
-          .touch_first_bytes = options_.touch_pools ? options_.idle_reserve_bytes : 0,
+          .idle_reserve_bytes = options_.idle_reserve_bytes,
           .strict = options_.strict_memory,
           .quota_bytes = spec.quota_bytes};
 }
@@ -67,7 +71,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
   // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
   // mappings.
   if (keeper == nullptr || (options.strict && !keeper->supports_mappings())) {
-    ASSIGN_OR_RETURN(auto pool, Pool::Create(std::move(options)));
+    ASSIGN_OR_RETURN(auto pool, NewPool(std::move(options)));
     return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, std::move(pool),
                                          shared_);
   }
@@ -90,7 +94,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
                           : keeper->CreateMemory(name.c_str(), size_bytes));
   options.memory = memory.get();
   options.ledger = table;
-  ASSIGN_OR_RETURN(auto pool, Pool::Create(std::move(options)));
+  ASSIGN_OR_RETURN(auto pool, NewPool(std::move(options)));
   absl::Status status = KeepPool(*keeper, name, memory, strict);
   if (status.ok()) status = keeper->Keep(record.table_name(), table->descriptor());
   // Recorded after the memory is kept, so that every record has its memory.
@@ -121,7 +125,6 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
   const FileDescriptor memory = keeper.Take(record.pool_name());
   Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = OptionsOf(record.spec);
-  options.touch_first_bytes = 0;  // memory in use has pages already
   options.memory = memory.get();
   options.ledger = table;
   options.promise = ledger_.Restore(record.tenant, MemoryUse::kPool, record.spec.capacity_bytes);

@@ -201,9 +201,12 @@ void AddLocalKeys(std::vector<ConfigKey>& keys) {
       &Config::compare_repeats));
   keys.push_back(
       SizeKey("idle_reserve_bytes",
-              "The first bytes of a new cache that have pages when OpenCache returns, so "
-              "that the first rows need not wait for the kernel to clear them. OpenCache "
-              "takes longer by this time. 0: all pages follow in the background.",
+              "Free memory of each cache that has pages ahead of its use, so that the next rows "
+              "need not wait for the kernel to clear them; OpenCache returns when a new cache has "
+              "it. Free memory beyond that and a fifth of the bytes in use returns to the machine "
+              "when it was unused for two to three intervals of memory_check_interval; that of "
+              "strict_memory and of hugetlbfs never returns. 0: rows wait for the pages that they "
+              "are the first to use.",
               &Config::idle_reserve_bytes, 0, size_t{1} << 40));
   keys.push_back(CountKey("max_leases", "Leases (mapped sequences) per session.",
                           &Config::max_leases, {1, 1u << 20}));

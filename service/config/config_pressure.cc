@@ -143,8 +143,9 @@ void AddPressureKeys(std::vector<ConfigKey>& keys) {
        [](const Config& c) { return TenantLimitsText(c.tenant_limits); }});
   keys.push_back(
       DurationKey("memory_check_interval",
-                  "Interval at which the limits of the machine and of control groups are read. "
-                  "0 = only when a cache is opened.",
+                  "Interval at which unused memory returns to the machine (idle_reserve_bytes), "
+                  "and at which the limits of the machine and of control groups are read. 0 = no "
+                  "memory returns, and limits are read only when a cache is opened.",
                   &Config::memory_check_interval, absl::ZeroDuration()));
   keys.push_back({"oom_score_adjust", "NUMBER",
                   "The daemon's oom_score_adj, -1000..1000; the kernel kills processes with lower "

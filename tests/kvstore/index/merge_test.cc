@@ -25,7 +25,7 @@ constexpr uint32_t kIterations = 4;
 class MergeTest : public ::testing::Test {
  protected:
   MergeTest() {
-    auto pool = Pool::Create({.capacity_bytes = size_t{8} << 20, .touch_threads = 0});
+    auto pool = Pool::Create({.capacity_bytes = size_t{8} << 20});
     EXPECT_TRUE(pool.ok());
     cache_ =
         std::make_shared<const Cache>(1, "default", SmallSpec(), *std::move(pool), parts_.shared());

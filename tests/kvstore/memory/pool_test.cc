@@ -79,6 +79,9 @@ TEST(BuddyAllocator, AgreesWithAPlainMapOverRandomOperations) {
         buddy.Free(unit, order);
         plain.Set(unit, uint32_t{1} << order, false);
       }
+      const uint32_t order = static_cast<uint32_t>(random() % 6), size = uint32_t{1} << order;
+      const uint32_t unit = static_cast<uint32_t>(random() % unit_count) / size * size;
+      ASSERT_EQ(buddy.IsFree(unit, order), unit + size <= unit_count && plain.IsFree(unit, size));
       ASSERT_EQ(buddy.used_units(), plain.used());
       ASSERT_EQ(buddy.free_units(), unit_count - plain.used());
       ASSERT_EQ(buddy.largest_free_units(), plain.largest_free());
@@ -86,9 +89,9 @@ TEST(BuddyAllocator, AgreesWithAPlainMapOverRandomOperations) {
   }
 }
 
-std::shared_ptr<Pool> MakePool(size_t units, uint32_t touch_threads = 0) {
-  auto pool =
-      Pool::Create({.capacity_bytes = units * kMinExtentBytes, .touch_threads = touch_threads});
+std::shared_ptr<Pool> MakePool(size_t units, size_t idle_reserve_bytes = 0) {
+  auto pool = Pool::Create(
+      {.capacity_bytes = units * kMinExtentBytes, .idle_reserve_bytes = idle_reserve_bytes});
   EXPECT_TRUE(pool.ok()) << pool.status();
   return *std::move(pool);
 }
@@ -165,31 +168,18 @@ TEST(Pool, MemoryIsSealedAgainstResizingAndPrivateToItsOwner) {
 }
 
 TEST(Pool, TouchingInTheBackgroundKeepsWhatIsWrittenMeanwhile) {
-  const auto pool = MakePool(1024, /*touch_threads=*/2);
+  const auto pool = MakePool(1024, /*idle_reserve_bytes=*/1024 * kMinExtentBytes);
+  pool->PauseTouching(false);
   const size_t sizes[] = {512 * kMinExtentBytes};
   auto extents = pool->Allocate(sizes);
   ASSERT_TRUE(extents.ok());
   for (size_t i = 0; i < 512; ++i) {
     std::memset(extents->front().data() + i * kMinExtentBytes, static_cast<int>(i % 251), 4096);
   }
-  while (pool->untouched_bytes() > 0) std::this_thread::yield();
+  while (pool->absent_bytes() > 0) std::this_thread::yield();
   for (size_t i = 0; i < 512; ++i) {
     ASSERT_EQ(extents->front().data()[i * kMinExtentBytes + 4095], static_cast<std::byte>(i % 251));
   }
-}
-
-TEST(Pool, ItsFirstBytesHavePagesWhenItIsCreated) {
-  constexpr size_t kCapacityBytes = 64 << 20, kFirstBytes = 20 << 20;
-  const auto create = [](size_t touch_first_bytes) {
-    return Pool::Create({.capacity_bytes = kCapacityBytes,
-                         .touch_threads = 0,
-                         .touch_first_bytes = touch_first_bytes});
-  };
-  const auto none = create(0), some = create(kFirstBytes), all = create(2 * kCapacityBytes);
-  ASSERT_TRUE(none.ok() && some.ok() && all.ok());
-  EXPECT_EQ((*none)->untouched_bytes(), kCapacityBytes);
-  EXPECT_EQ((*some)->untouched_bytes(), kCapacityBytes - kFirstBytes);
-  EXPECT_EQ((*all)->untouched_bytes(), 0u);
 }
 
 TEST(Pool, RefusesCapacitiesOutOfRange) {
@@ -197,7 +187,7 @@ TEST(Pool, RefusesCapacitiesOutOfRange) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Pool::Create({.capacity_bytes = ~size_t{0}}).status().code(),
             absl::StatusCode::kInvalidArgument);
-  const auto rounded = Pool::Create({.capacity_bytes = 1, .touch_threads = 0});
+  const auto rounded = Pool::Create({.capacity_bytes = 1});
   ASSERT_TRUE(rounded.ok());
   EXPECT_EQ((*rounded)->usage().capacity_bytes, kMinExtentBytes);
 }

@@ -246,7 +246,7 @@ TEST_F(ExtentBoundsTest, CountsAndListsAreThoseOfTheCells) {
 class RecoveredExtentTest : public testing::Test {
  protected:
   RecoveredExtentTest() {
-    auto made = Pool::Create({.capacity_bytes = 5 * kExtentBytes, .touch_threads = 0});
+    auto made = Pool::Create({.capacity_bytes = 5 * kExtentBytes});
     EXPECT_TRUE(made.ok()) << made.status();
     pool_ = *std::move(made);
     guards_ = *pool_->Allocate(std::vector<size_t>(5, kExtentBytes));

@@ -203,17 +203,16 @@ TEST(PopulatePages, IsUnseenByThoseWhoReadAndWriteMeanwhile) {
 
 TEST(Pool, TellsOfThePagesThatItsMemoryHas) {
   constexpr size_t kSize = 4 * kHugePageBytes;
-  const auto pool = Pool::Create({.capacity_bytes = kSize, .touch_threads = 1});
+  const auto pool = Pool::Create({.capacity_bytes = kSize, .idle_reserve_bytes = kSize});
   ASSERT_TRUE(pool.ok()) << pool.status();
-  while ((*pool)->untouched_bytes() > 0) std::this_thread::yield();
+  (*pool)->TouchReserve();
   const bool huge = HugeBytes((*pool)->data(ExtentRef{.unit = 0, .order = 0})) > 0;
   EXPECT_EQ((*pool)->page_bytes(), huge ? kHugePageBytes : kPage);
 }
 
 TEST(Pool, GivesFreePagesBackOutOfTheMidstOfHugeOnes) {
   constexpr size_t kUnits = 4 * kHugePageBytes / kMinExtentBytes;
-  // Without touchers: one that is still at its piece would make returned pages present again.
-  const auto made = Pool::Create({.capacity_bytes = kUnits * kMinExtentBytes, .touch_threads = 0});
+  const auto made = Pool::Create({.capacity_bytes = kUnits * kMinExtentBytes});
   ASSERT_TRUE(made.ok()) << made.status();
   Pool& pool = **made;
   auto extents = pool.Allocate(std::vector<size_t>(kUnits, kMinExtentBytes));

@@ -24,7 +24,7 @@ using testing::SmallSpec;
 class SnapshotTest : public ::testing::Test {
  protected:
   SnapshotTest() {
-    auto pool = Pool::Create({.capacity_bytes = size_t{64} << 20, .touch_threads = 0});
+    auto pool = Pool::Create({.capacity_bytes = size_t{64} << 20});
     EXPECT_TRUE(pool.ok());
     cache_ =
         std::make_shared<const Cache>(1, "default", SmallSpec(), *std::move(pool), parts_.shared());

@@ -57,7 +57,7 @@ class AttachProtectionTest : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (getuid() != 0) PQC_SKIP("root") << "needs root, to become another user";
-    auto pool = Pool::Create({.capacity_bytes = kBytes, .touch_threads = 0, .strict = GetParam()});
+    auto pool = Pool::Create({.capacity_bytes = kBytes, .strict = GetParam()});
     ASSERT_TRUE(pool.ok()) << pool.status();
     pool_ = *std::move(pool);
     const size_t sizes[] = {kBytes};

@@ -37,7 +37,6 @@ class FullVolume : public ::testing::Test {
     keeper_ = *std::move(keeper);
     StoreOptions options = SmallOptions();
     options.keeper = keeper_.get();
-    options.touch_pools = false;  // pages are missing when the volume is full
     CacheSpec spec = SmallSpec();
     spec.capacity_bytes = size_t{40} << 20;
     world_ = std::make_unique<SharingStore>(spec, options);

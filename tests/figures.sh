@@ -80,6 +80,9 @@ for area in "${areas[@]}"; do
     echo "== engine: the first token of turn 30, with and without the stored prefix" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/bench/engine/turn_trace.py build/bench \
       --json "$rows/engine-turns.json" >&2
+    echo "== engine: the memory of an idle daemon" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/bench/engine/idle_memory.py build/bench \
+      --json "$rows/engine-idle.json" >&2
   fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue

@@ -30,7 +30,7 @@ int Main(int argc, char** argv) {
   const Rows rows(kTokens);
   std::vector<double> first, second;
   for (int round = 0; round < report.rounds(); ++round) {
-    const Sidecar sidecar;
+    const Sidecar sidecar({"--idle-reserve-bytes", "256mib"});  // the default
     pqc_client* client = sidecar.OpenClient(2);
     Require(pqc_client_path(client) == PQC_PATH_LOCAL, "the local path");
     pqc_cache* cache = OpenCache(client, "first", 3 * rows.bytes());

@@ -190,7 +190,8 @@ def compare(build, scale):
                f"--metrics_port={free_port()}"], "", "master")
         time.sleep(2)
         start([sys.executable, "-c", OWNER, str(SEGMENT_BYTES), master], "owner 0", "owner")
-        start([build / "service/pqcached", "--listen", f"unix://{folder}/s", "--max-pool-bytes", "4gib"], "event=ready", "sidecar")
+        start([build / "service/pqcached", "--listen", f"unix://{folder}/s", "--max-pool-bytes", "4gib", "--idle-reserve-bytes", "4gib"],
+              "event=ready", "sidecar")
         endpoint = f"unix://{folder}/s"
         stores = {"": Ours(pqcached, endpoint, pqcached.PathChoice.ONLY_LOCAL, source, target, 2 * total),
                   "remote_": Ours(pqcached, endpoint, pqcached.PathChoice.ONLY_REMOTE, source, target, 2 * total),

@@ -98,7 +98,7 @@ void Run(const Sidecar& sidecar, int threads, Report& report) {
     const size_t few = add("attend 1024 tokens, 128K", middle, SelectCount(1024));
     const size_t few_short = add("attend 1024 tokens, 32K", brief, SelectCount(1024));
     const size_t few_long = add("attend 1024 tokens, 512K", extended, SelectCount(1024));
-    sidecar.WaitIdle();  // it touches the pages of the new pool
+    sidecar.WaitIdle();
     rounds.Run(report.rounds());
 
     const std::string suffix = threads == 1 ? "" : "_2t";

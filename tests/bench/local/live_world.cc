@@ -14,11 +14,17 @@ constexpr char kTenant[] = "bench";
 constexpr uint32_t kSink = 16;
 constexpr uint32_t kWindow = 64;
 
+// All pages of the pool are present from the start.
+std::unique_ptr<kvstore::Store> MakeStore(kvstore::StoreOptions options, size_t capacity_bytes) {
+  options.idle_reserve_bytes = capacity_bytes;
+  return *kvstore::Store::Create(options);
+}
+
 }  // namespace
 
 LiveWorld::LiveWorld(const kvstore::StoreOptions& options, const DriftShape& shape, uint32_t layers,
                      size_t capacity_bytes)
-    : shape_(shape), layers_(layers), store_(*kvstore::Store::Create(options)) {
+    : shape_(shape), layers_(layers), store_(MakeStore(options, capacity_bytes)) {
   kvstore::LayerGroup group;
   for (uint32_t layer = 0; layer < layers; ++layer) group.layers.push_back(layer);
   group.kv_heads = shape.kv_heads;

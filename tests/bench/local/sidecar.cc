@@ -40,6 +40,10 @@ std::vector<std::string> Command(const std::string& endpoint, const std::string&
       PQCACHED_DAEMON,      "--listen", endpoint, "--max-pool-bytes", "12gib", "--log-file", log,
       "--shutdown-timeout", "2s"};
   command.insert(command.end(), flags.begin(), flags.end());
+  const std::string reserve = "--idle-reserve-bytes";
+  if (std::find(flags.begin(), flags.end(), reserve) == flags.end()) {
+    command.insert(command.end(), {reserve, "12gib"});
+  }
   return command;
 }
 

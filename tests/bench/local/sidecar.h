@@ -30,6 +30,7 @@ void Must(pqc_status status, const char* what);
 // Runs until its end.
 class Sidecar {
  public:
+  // Its pools are present as a whole, unless flags give another --idle-reserve-bytes.
   explicit Sidecar(const std::vector<std::string>& flags = {});
 
   // thread_count: of the client's kernels. path: pqc_path_choice.
@@ -37,8 +38,7 @@ class Sidecar {
   pid_t WorkerPid() const;
   // User and system seconds that the process has used, and those below it.
   double CpuSeconds() const;
-  // Until the sidecar has nothing to do of its own accord: it touches the pages of new pools in the
-  // background, at 1 GB/s where it gets no huge ones, and takes a core for it.
+  // Until the sidecar has nothing to do of its own accord, such as indexes that follow new rows.
   void WaitIdle() const;
 
  private:

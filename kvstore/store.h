@@ -71,6 +71,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/base/exec.h"
+#include "kvstore/cache_events.h"
 #include "kvstore/local_session.h"
 #include "kvstore/model.h"
 #include "kvstore/values.h"
@@ -126,9 +127,10 @@ struct StoreOptions {
   // Interval of returning unused memory, and of reading the memory limits of the machine and of
   // control groups; zero = only OpenCache reads them, and no memory returns.
   absl::Duration memory_check_interval = absl::ZeroDuration();
-  std::string memory_root;  // prefix of the paths /proc and /sys, for tests
-  uint32_t threads = 0;     // of the serving and of the building arena; 0 = all cores
-  kernels::Exec exec;       // instruction set
+  std::string memory_root;                    // prefix of the paths /proc and /sys, for tests
+  size_t event_log_events = kEventLogEvents;  // that each cache with a reader holds
+  uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores
+  kernels::Exec exec;    // instruction set
   // Keeps the state that the store of the next process recovers; outlives the store. Null: the
   // state ends with the process.
   DescriptorKeeper* keeper = nullptr;
@@ -240,6 +242,23 @@ class Store {
   virtual absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
                                                const TokenNames& names,
                                                std::string_view extra_key) = 0;
+  // Returns the keys by which events name the tokens of a prompt: the root of its chain, then one
+  // key per whole step of 128 tokens, stored or not. Errors: as MatchPrefix.
+  virtual absl::StatusOr<std::vector<PrefixKey>> PrefixKeys(std::string_view tenant,
+                                                            uint64_t cache_id,
+                                                            const TokenNames& names,
+                                                            std::string_view extra_key) const = 0;
+  // Returns whether the cache has events after `position` (cache_events.h). Errors: kNotFound  the
+  // cache
+  virtual absl::StatusOr<bool> HasEvents(std::string_view tenant, uint64_t cache_id,
+                                         const EventPosition& position) const = 0;
+  // Returns the cache's events after `position`, at most `most`, and moves the position behind
+  // them. They describe the keys that this cache holds: of a rank, its own, of which MatchPrefix
+  // finds those that all ranks hold. REQUIRES: most >= 1. Errors: kNotFound  the cache
+  virtual absl::StatusOr<std::vector<CacheEvent>> ReadEvents(std::string_view tenant,
+                                                             uint64_t cache_id,
+                                                             EventPosition& position,
+                                                             size_t most) = 0;
   // Names tokens from first_position on, stored or not yet. A content key names the 128 tokens from
   // a multiple of 128 on. TruncateSequence removes the names of the removed tokens, and the content
   // key of a step that it cuts; forks inherit those of the shared tokens.

@@ -86,6 +86,15 @@ PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> step)
   return Sha256(std::span(bytes).first(before.size() + step.size_bytes()));
 }
 
+std::vector<PrefixKey> ChainOf(const PrefixKey& root, const NameView& names) {
+  std::vector<PrefixKey> keys = {root};
+  const size_t step = StepWords(names.kind);
+  for (auto words = names.words; words.size() >= step; words = words.subspan(step)) {
+    keys.push_back(NextPrefixKey(keys.back(), words.first(step)));
+  }
+  return keys;
+}
+
 PrefixKey PromptDigest(const NameView& names, std::string_view extra_key) {
   Fields fields;
   fields.Add(std::string_view("pqcached prompt 2"));
@@ -125,17 +134,45 @@ size_t PrefixIndex::KeyHash::operator()(const PrefixKey& key) const {
   return hash;
 }
 
-void PrefixIndex::Add(const PrefixKey& key, const std::shared_ptr<NamedTokens>& holder) {
+void PrefixIndex::Add(const PrefixStep& step, const std::shared_ptr<NamedTokens>& holder) {
   const MutexLock lock(&mutex_);
-  steps_[key].emplace_back(holder.get(), holder);
+  Step& listed = steps_[step.key];
+  listed.holders.emplace_back(holder.get(), holder);
+  if (listed.stored_number == 0) listed.stored_number = events_.NoteStored(step);
 }
 
 void PrefixIndex::Remove(const PrefixKey& key, const NamedTokens* holder) {
   const MutexLock lock(&mutex_);
   const auto it = steps_.find(key);
   if (it == steps_.end()) return;
-  std::erase_if(it->second, [holder](const Holder& other) { return other.first == holder; });
-  if (it->second.empty()) steps_.erase(it);
+  std::erase_if(it->second.holders,
+                [holder](const Holder& other) { return other.first == holder; });
+  if (!it->second.holders.empty()) return;
+  if (it->second.stored_number > 0) events_.NoteRemoved(it->second.stored_number);
+  steps_.erase(it);
+}
+
+bool PrefixIndex::HasEvents(const EventPosition& position) const {
+  const MutexLock lock(&mutex_);
+  return events_.HasNews(position);
+}
+
+std::vector<CacheEvent> PrefixIndex::ReadEvents(EventPosition& position, size_t most,
+                                                size_t log_events) {
+  std::vector<CacheEvent> events;
+  events.reserve(most);
+  std::vector<CacheEvent> log;
+  while (true) {
+    {
+      const MutexLock lock(&mutex_);
+      if (!events_.has_log() && !log.empty()) events_.StartLog(std::move(log));
+      if (events_.has_log()) {
+        events_.ReadInto(position, most, events);
+        return events;
+      }
+    }
+    log.resize(log_events);  // its pages are cleared without the lock
+  }
 }
 
 std::vector<PrefixKey> PrefixIndex::Match(const PrefixKey& root, const NameView& names) const {
@@ -156,7 +193,7 @@ std::vector<std::shared_ptr<NamedTokens>> PrefixIndex::Holders(const PrefixKey& 
   const MutexLock lock(&mutex_);
   const auto it = steps_.find(key);
   if (it == steps_.end()) return holders;
-  for (const Holder& holder : it->second) {
+  for (const Holder& holder : it->second.holders) {
     if (auto alive = holder.second.lock(); alive != nullptr) holders.push_back(std::move(alive));
   }
   return holders;
@@ -247,7 +284,11 @@ void NamedTokens::ListStoredSteps() {
   }
   const size_t stored_steps = stored_ / kPrefixStepTokens;
   while (listed_steps_ < std::min(keys_.size(), stored_steps)) {
-    index_->Add(keys_[listed_steps_++], shared_from_this());
+    const PrefixKey& parent = listed_steps_ == 0 ? root_ : keys_[listed_steps_ - 1];
+    const uint64_t token_end = (uint64_t{listed_steps_} + 1) * kPrefixStepTokens;
+    index_->Add({.key = keys_[listed_steps_], .parent = parent, .token_end = token_end},
+                shared_from_this());
+    ++listed_steps_;
   }
 }
 

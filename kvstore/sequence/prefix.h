@@ -19,9 +19,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/cache_events.h"
 #include "kvstore/model.h"
 #include "kvstore/mutex.h"
 #include "kvstore/records/names_record.h"
+#include "kvstore/sequence/prefix_events.h"
 #include "kvstore/sequence/sequence.h"
 #include "kvstore/values.h"
 
@@ -34,8 +36,6 @@ inline constexpr size_t kContentKeyWords = std::tuple_size_v<ContentKey>;
 // tokens their number is bounded by the memory of the rows, so names ahead of them need a limit of
 // their own.
 inline constexpr uint32_t kMaxNamedAhead = uint32_t{1} << 22;
-
-using PrefixKey = std::array<uint8_t, 32>;
 
 // Returns the number of words that name one step.
 constexpr size_t StepWords(NameKind kind) {
@@ -71,6 +71,8 @@ struct NameView {
 PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string_view extra_key);
 // Returns the key of the step that follows `before`. REQUIRES: `step` has the words of one step.
 PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> step);
+// Returns the root, and then the key of each whole step of the names.
+std::vector<PrefixKey> ChainOf(const PrefixKey& root, const NameView& names);
 // Returns a digest that identifies a whole prompt.
 PrefixKey PromptDigest(const NameView& names, std::string_view extra_key);
 
@@ -82,24 +84,36 @@ absl::Status CheckPrefix(const TokenNames& names, std::string_view extra_key);
 
 class NamedTokens;
 
-// Maps step keys to the sequences of one cache that hold these steps. Thread-safe.
+// Maps step keys to the sequences of one cache that hold these steps. A step is listed while it has
+// a holder; readers follow the changes by events. Thread-safe.
 class PrefixIndex {
  public:
-  void Add(const PrefixKey& key, const std::shared_ptr<NamedTokens>& holder);
+  void Add(const PrefixStep& step, const std::shared_ptr<NamedTokens>& holder);
   void Remove(const PrefixKey& key, const NamedTokens* holder);
 
   // Returns the keys of the longest listed prefix, one per step.
   std::vector<PrefixKey> Match(const PrefixKey& root, const NameView& names) const;
   std::vector<std::shared_ptr<NamedTokens>> Holders(const PrefixKey& key) const;
 
+  // Returns whether there are events after `position`.
+  bool HasEvents(const EventPosition& position) const;
+  // Returns at most `most` events after `position`, and moves it behind them. The first call makes
+  // the log, of `log_events` events. REQUIRES: both are at least 1.
+  std::vector<CacheEvent> ReadEvents(EventPosition& position, size_t most, size_t log_events);
+
  private:
   struct KeyHash {
     size_t operator()(const PrefixKey& key) const;
   };
   using Holder = std::pair<const NamedTokens*, std::weak_ptr<NamedTokens>>;
+  struct Step {
+    uint64_t stored_number = 0;  // of its kStored event; 0: not recorded yet
+    std::vector<Holder> holders;
+  };
 
   mutable Mutex mutex_;
-  std::unordered_map<PrefixKey, std::vector<Holder>, KeyHash> steps_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<PrefixKey, Step, KeyHash> steps_ ABSL_GUARDED_BY(mutex_);
+  PrefixEvents events_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Names of the tokens of one sequence. Lists its steps in the index while they are stored.

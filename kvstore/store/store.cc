@@ -307,6 +307,29 @@ absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_
   return prefixes_.Match(cache, NameView(names), extra_key);
 }
 
+absl::StatusOr<std::vector<PrefixKey>> StoreImpl::PrefixKeys(std::string_view tenant,
+                                                             uint64_t cache_id,
+                                                             const TokenNames& names,
+                                                             std::string_view extra_key) const {
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  RETURN_IF_ERROR(CheckPrefix(names, extra_key));
+  return ChainOf(PrefixRoot(cache->tenant, cache->spec, extra_key), NameView(names));
+}
+
+absl::StatusOr<bool> StoreImpl::HasEvents(std::string_view tenant, uint64_t cache_id,
+                                          const EventPosition& position) const {
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  return cache->prefixes->HasEvents(position);
+}
+
+absl::StatusOr<std::vector<CacheEvent>> StoreImpl::ReadEvents(std::string_view tenant,
+                                                              uint64_t cache_id,
+                                                              EventPosition& position,
+                                                              size_t most) {
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  return cache->prefixes->ReadEvents(position, most, options_.event_log_events);
+}
+
 absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id,
                                    uint64_t first_position, const TokenNames& names) {
   RETURN_IF_ERROR(CheckOneKind(names));

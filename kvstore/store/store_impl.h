@@ -51,6 +51,13 @@ class StoreImpl final : public Store {
   absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
                                        const TokenNames& names,
                                        std::string_view extra_key) override;
+  absl::StatusOr<std::vector<PrefixKey>> PrefixKeys(std::string_view tenant, uint64_t cache_id,
+                                                    const TokenNames& names,
+                                                    std::string_view extra_key) const override;
+  absl::StatusOr<bool> HasEvents(std::string_view tenant, uint64_t cache_id,
+                                 const EventPosition& position) const override;
+  absl::StatusOr<std::vector<CacheEvent>> ReadEvents(std::string_view tenant, uint64_t cache_id,
+                                                     EventPosition& position, size_t most) override;
   absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
                           const TokenNames& names) override;
   absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,

@@ -49,6 +49,21 @@ class HookedStore final : public kvstore::Store {
                                        std::string_view extra_key) override {
     return store_->MatchPrefix(tenant, cache_id, names, extra_key);
   }
+  absl::StatusOr<std::vector<kvstore::PrefixKey>> PrefixKeys(
+      std::string_view tenant, uint64_t cache_id, const TokenNames& names,
+      std::string_view extra_key) const override {
+    return store_->PrefixKeys(tenant, cache_id, names, extra_key);
+  }
+  absl::StatusOr<bool> HasEvents(std::string_view tenant, uint64_t cache_id,
+                                 const kvstore::EventPosition& position) const override {
+    return store_->HasEvents(tenant, cache_id, position);
+  }
+  absl::StatusOr<std::vector<kvstore::CacheEvent>> ReadEvents(std::string_view tenant,
+                                                              uint64_t cache_id,
+                                                              kvstore::EventPosition& position,
+                                                              size_t most) override {
+    return store_->ReadEvents(tenant, cache_id, position, most);
+  }
   absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
                           const TokenNames& names) override {
     return store_->NameTokens(tenant, sequence_id, first_position, names);

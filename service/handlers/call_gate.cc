@@ -81,8 +81,10 @@ absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Arrival arrival) {
   call.is_cancelled = std::move(arrival.is_cancelled);
   call.started = SteadyTime::Now();
   const bool has_deadline = arrival.deadline != SteadyTime::InfiniteFuture();
-  // The default for builds is max_timeout, because the duration of a build is not known.
-  const absl::Duration without = rpc == Rpc::kBuildIndex ? max_timeout_ : default_timeout_;
+  // The default is max_timeout for builds, because the duration of a build is not known, and for
+  // streams of events, which do not end by themselves.
+  const bool is_long = rpc == Rpc::kBuildIndex || rpc == Rpc::kWatchEvents;
+  const absl::Duration without = is_long ? max_timeout_ : default_timeout_;
   call.deadline = std::min(has_deadline ? arrival.deadline : call.started + without,
                            call.started + max_timeout_);
   absl::Status status = call.Check();

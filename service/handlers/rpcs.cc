@@ -51,6 +51,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Data(Rpc::kSuspendSequence, "SuspendSequence"),
     Data(Rpc::kResumeSequence, "ResumeSequence"),
     Data(Rpc::kMatchPrefix, "MatchPrefix"),
+    Data(Rpc::kWatchEvents, "WatchEvents"),
     NewWork(Rpc::kIngest, "Ingest"),
     NewWork(Rpc::kCommit, "Commit"),
     Data(Rpc::kAppend, "Append"),

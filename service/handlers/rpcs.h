@@ -29,6 +29,7 @@ enum class Rpc : uint8_t {
   kSuspendSequence,
   kResumeSequence,
   kMatchPrefix,
+  kWatchEvents,
   kIngest,
   kCommit,
   kAppend,

@@ -18,6 +18,21 @@ namespace pqcached::service {
 namespace {
 
 constexpr size_t kMaxExtraKeyBytes = 256;
+constexpr size_t kMaxEventsOfMessage = 256;
+
+std::string BytesOf(const kvstore::PrefixKey& key) { return {key.begin(), key.end()}; }
+
+void ToWire(const kvstore::CacheEvent& event, v1::CacheEvent* message) {
+  message->set_kind(static_cast<v1::CacheEventKind>(event.kind));
+  message->set_number(event.number);
+  if (event.kind == kvstore::CacheEventKind::kCleared) return;
+  message->set_key(BytesOf(event.step.key));
+  message->set_parent_key(BytesOf(event.step.parent));
+  message->set_token_end(event.step.token_end);
+}
+static_assert(static_cast<int>(kvstore::CacheEventKind::kStored) == v1::CACHE_EVENT_KIND_STORED &&
+              static_cast<int>(kvstore::CacheEventKind::kRemoved) == v1::CACHE_EVENT_KIND_REMOVED &&
+              static_cast<int>(kvstore::CacheEventKind::kCleared) == v1::CACHE_EVENT_KIND_CLEARED);
 
 absl::Status CheckExtraKey(const std::string& key) {
   if (key.size() <= kMaxExtraKeyBytes) return absl::OkStatus();
@@ -207,6 +222,42 @@ absl::Status SequenceHandlers::MatchPrefix(const Caller& caller,
                    store_.MatchPrefix(caller.session.tenant, request.cache_id(),
                                       {token_ids, content_keys}, request.extra_key()));
   response->set_token_count(token_count);
+  if (!request.want_keys()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto keys,
+                   store_.PrefixKeys(caller.session.tenant, request.cache_id(),
+                                     {token_ids, content_keys}, request.extra_key()));
+  response->set_root(BytesOf(keys.front()));
+  for (size_t i = 1; i < keys.size(); ++i) response->add_keys(BytesOf(keys[i]));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EventWatch> SequenceHandlers::BeginWatch(const Caller& caller,
+                                                        const v1::WatchEventsRequest& request) {
+  EventWatch watch{.cache_id = request.cache_id(),
+                   .position = {.epoch = request.epoch(), .number = request.number()}};
+  RETURN_IF_ERROR(store_.HasEvents(caller.session.tenant, watch.cache_id, watch.position).status());
+  ASSIGN_OR_RETURN(watch.seat, event_seats_.Acquire(caller.session.tenant));
+  return watch;
+}
+
+bool SequenceHandlers::HasEvents(const Caller& caller, const EventWatch& watch) const {
+  const auto has_events = store_.HasEvents(caller.session.tenant, watch.cache_id, watch.position);
+  return !has_events.ok() || *has_events;
+}
+
+absl::Status SequenceHandlers::ReadEvents(const Caller& caller, EventWatch& watch,
+                                          v1::CacheEvents* batch) {
+  batch->Clear();
+  const auto events =
+      store_.ReadEvents(caller.session.tenant, watch.cache_id, watch.position, kMaxEventsOfMessage);
+  batch->set_epoch(watch.position.epoch);
+  if (!events.ok()) {
+    if (watch.is_dropped) return events.status();
+    watch.is_dropped = true;
+    ToWire(kvstore::CacheEvent{}, batch->add_events());
+    return absl::OkStatus();
+  }
+  for (const kvstore::CacheEvent& event : *events) ToWire(event, batch->add_events());
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
 // SequenceHandlers answers the rpcs for caches and sequences: open, create, fork, roll back,
-// suspend and drop; prefixes; the end of a prefill; admission.
+// suspend and drop; prefixes, and their events; the end of a prefill; admission.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_HANDLERS_SEQUENCE_HANDLERS_H_
@@ -14,11 +14,20 @@
 #include "service/handlers/cache_specs.h"
 #include "service/handlers/caller.h"
 #include "service/handlers/lease_handlers.h"
+#include "service/session/event_seats.h"
 #include "service/session/sessions.h"
 
 namespace pqcached::service {
 
 class Log;
+
+// One stream of events. For one thread at a time.
+struct EventWatch {
+  uint64_t cache_id = 0;
+  kvstore::EventPosition position = {};
+  EventSeats::Seat seat = {};
+  bool is_dropped = false;  // the cache was dropped, and the stream has sent that
+};
 
 class SequenceHandlers {
  public:
@@ -49,6 +58,20 @@ class SequenceHandlers {
   absl::Status Admit(const Caller& caller, const v1::AdmitRequest& request,
                      v1::AdmitResponse* response);
 
+  // WatchEvents: begins a stream of events. Errors: kNotFound  the cache
+  //                                                kResourceExhausted  those of EventSeats
+  absl::StatusOr<EventWatch> BeginWatch(const Caller& caller,
+                                        const v1::WatchEventsRequest& request);
+  // Returns whether ReadEvents would return events, or an error.
+  bool HasEvents(const Caller& caller, const EventWatch& watch) const;
+  // Sets `batch` to the next events of the stream, none if there are none yet. Errors: kNotFound
+  // the cache was dropped; the batch before this error ends with kCleared
+  absl::Status ReadEvents(const Caller& caller, EventWatch& watch, v1::CacheEvents* batch);
+  // Errors: kUnauthenticated  the caller's session has ended
+  absl::Status CheckSession(const Caller& caller) const {
+    return sessions_.Find(caller.token).status();
+  }
+
  private:
   // Checks that the model that the request names is that of the cache.
   absl::Status CheckFingerprint(const Caller& caller, const v1::CreateSequenceRequest& request);
@@ -63,6 +86,7 @@ class SequenceHandlers {
   CacheSpecs& specs_;
   LeaseHandlers& leases_;
   Log& log_;
+  EventSeats event_seats_;
 };
 
 }  // namespace pqcached::service

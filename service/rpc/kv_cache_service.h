@@ -1,5 +1,5 @@
 // KvCacheService binds the handlers of pqcached.v1.KvCache to gRPC. The streams are in
-// session_rpc.cc, ingest_rpc.cc and build_rpc.cc.
+// session_rpc.cc, watch_rpc.cc, ingest_rpc.cc and build_rpc.cc.
 //
 // Thread-safe, as gRPC requires.
 #ifndef PQCACHED_SERVICE_RPC_KV_CACHE_SERVICE_H_
@@ -62,6 +62,8 @@ class KvCacheService final
   Reactor* ResumeSequence(Context*, const v1::ResumeSequenceRequest*,
                           v1::ResumeSequenceResponse*) override;
   Reactor* MatchPrefix(Context*, const v1::MatchPrefixRequest*, v1::MatchPrefixResponse*) override;
+  grpc::ServerWriteReactor<v1::CacheEvents>* WatchEvents(
+      Context* context, const v1::WatchEventsRequest* request) override;
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* Ingest(Context* context,
                                                     grpc::ByteBuffer* response) override;

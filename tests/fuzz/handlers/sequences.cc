@@ -1,4 +1,7 @@
 // Calls that create, cut and end sequences, and build their indexes.
+#include <set>
+#include <string>
+
 #include "tests/fuzz/handlers/calls.h"
 #include "tests/fuzz/target.h"
 
@@ -17,6 +20,33 @@ size_t CommonTokens(const std::vector<uint32_t>& names, size_t stored,
   size_t same = 0;
   while (same < most && names[same] == prompt[same]) ++same;
   return same / kvstore::kBlockTokens * kvstore::kBlockTokens;
+}
+
+// Watches the cache of a tenant, whose stream must begin with all that MatchPrefix has found, and
+// which does not exist for the other tenant.
+void CheckEvents(World& world, const Tenant& tenant, const v1::MatchPrefixRequest& matched,
+                 uint64_t count) {
+  service::DirectSidecar& sidecar = world.sidecar();
+  v1::WatchEventsRequest request;
+  request.set_cache_id(matched.cache_id());
+  v1::CacheEvents events;
+  if (const absl::Status status = sidecar.Call(tenant.client, request, &events); !status.ok()) {
+    Found("WatchEvents: " + status.ToString());
+  }
+  v1::MatchPrefixRequest asks_for_keys = matched;
+  asks_for_keys.set_want_keys(true);
+  v1::MatchPrefixResponse prompt;
+  if (!sidecar.Call(tenant.client, asks_for_keys, &prompt).ok()) Found("MatchPrefix with keys");
+  count = std::min(count, prompt.token_count());  // some may have been evicted since
+  std::set<std::string> stored;
+  for (const v1::CacheEvent& event : events.events()) stored.insert(event.key());
+  constexpr int kMostEvents = 256;  // of one message
+  for (uint64_t i = 0; i < count / 128 && events.events_size() < kMostEvents; ++i) {
+    if (!stored.contains(prompt.keys(static_cast<int>(i)))) Found("WatchEvents lacks a key");
+  }
+  if (sidecar.Call(world.Other(tenant).client, request, &events).code() != StatusCode::kNotFound) {
+    Found("WatchEvents of another tenant's cache");
+  }
 }
 
 // Throws out a count of matched tokens that the model does not allow: all that sequences have
@@ -211,6 +241,7 @@ void Match(World& world, Tenant& tenant, Bytes& bytes) {
   const World::Result result = world.Call(tenant, request, &response, bytes);
   if (!world.Expect(tenant, result, request, StatusCode::kOk)) return;
   CheckMatch(tenant, ids, has_extra_key, response.token_count());
+  CheckEvents(world, tenant, request, response.token_count());
 }
 
 void Build(World& world, Tenant& tenant, Bytes& bytes) {

@@ -41,6 +41,14 @@ absl::Status Build(Handlers& handlers, const Call& call, const Message& request,
                                     });
 }
 
+absl::Status Watch(Handlers& handlers, const Call& call, const Message& request,
+                   Message* response) {
+  auto watch =
+      handlers.sequences.BeginWatch(call, static_cast<const v1::WatchEventsRequest&>(request));
+  if (!watch.ok()) return watch.status();
+  return handlers.sequences.ReadEvents(call, *watch, static_cast<v1::CacheEvents*>(response));
+}
+
 // A method of a group of handlers, as the rpc of the same name.
 #define PQCACHED_ENTRY(group, type, name) Bound<&Handlers::group, &type::name>::Entry(Rpc::k##name)
 
@@ -69,6 +77,8 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(leases, LeaseHandlers, Detach),
       {v1::BuildIndexRequest::default_instance(), v1::BuildProgress::default_instance(),
        Rpc::kBuildIndex, &Build},
+      {v1::WatchEventsRequest::default_instance(), v1::CacheEvents::default_instance(),
+       Rpc::kWatchEvents, &Watch},
       PQCACHED_ENTRY(admin, AdminHandlers, GetServerInfo),
       PQCACHED_ENTRY(admin, AdminHandlers, ListCaches),
       PQCACHED_ENTRY(admin, AdminHandlers, ListSequences),

@@ -40,7 +40,8 @@ struct Client {
 // A client of the admin socket.
 inline Client Operator() { return {.token = {}, .session = {}, .door = Door::kAdminSocket}; }
 
-// One unary rpc or BuildIndex, whose response is its last progress.
+// One unary rpc; BuildIndex, whose response is its last progress; or WatchEvents, whose response is
+// its first message.
 struct RpcEntry {
   const google::protobuf::Message& request;  // of its type
   const google::protobuf::Message& response;

@@ -36,6 +36,7 @@ const std::map<std::string, Admission>& Admissions() {
       {"SuspendSequence", Admission::kByGate},
       {"ResumeSequence", Admission::kByGate},
       {"MatchPrefix", Admission::kByGate},
+      {"WatchEvents", Admission::kByGate},
       {"Ingest", Admission::kByGate},
       {"Commit", Admission::kByGate},
       {"Append", Admission::kByGate},

@@ -151,6 +151,10 @@ TEST_F(RewrittenTextsTest, SequencesAndCaches) {
            r.set_extra_key(std::string(257, 'k'));
          },
          {invalid, "extra_key"});
+  v1::WatchEventsRequest watch;
+  watch.set_cache_id(kNoId);
+  const auto context = client_->Context();
+  Check("WatchEvents", kv.WatchEvents(context.get(), watch)->Finish(), {missing, "cache_id"});
   Refuse(kv, "Admit", &Kv::Admit, [](auto& r) { r.set_cache_id(kNoId); }, {missing, "cache_id"});
 }
 

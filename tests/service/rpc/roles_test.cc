@@ -55,6 +55,7 @@ const std::map<std::string, Answers>& Rows() {
       {"SuspendSequence", kData},
       {"ResumeSequence", kData},
       {"MatchPrefix", kData},
+      {"WatchEvents", kData},
       {"Ingest", kData},
       {"Commit", kData},
       {"Append", kData},

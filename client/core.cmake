@@ -2,6 +2,7 @@
 # kernels and kvstore/read.
 set(sources
   abi/cache.cc
+  abi/cache_events.cc
   abi/client.cc
   abi/decoder.cc
   abi/error.cc

@@ -135,12 +135,7 @@ pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt, con
 pqc_status MatchPrefixWith(pqc_cache* cache, const pqc_sequence_options* caller_prompt,
                            uint64_t* token_count) {
   pqc_sequence_options prompt;
-  RETURN_IF_ERROR(ReadStruct(caller_prompt, "prompt", &prompt));
-  if (prompt.has_live_index || prompt.group_key_bytes) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                prompt.has_live_index ? "prompt.has_live_index" : "prompt.group_key_bytes",
-                "must be 0: a prompt has names and an extra_key");
-  }
+  RETURN_IF_ERROR(ReadPrompt(caller_prompt, &prompt));
   return MatchPrefix(cache, prompt, "prompt.", token_count);
 }
 

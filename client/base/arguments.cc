@@ -247,6 +247,16 @@ pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix) {
   return PQC_OK;
 }
 
+pqc_status ReadPrompt(const pqc_sequence_options* from, pqc_sequence_options* to) {
+  RETURN_IF_ERROR(ReadStruct(from, "prompt", to));
+  if (to->has_live_index || to->group_key_bytes) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                to->has_live_index ? "prompt.has_live_index" : "prompt.group_key_bytes",
+                "must be 0: a prompt has names and an extra_key");
+  }
+  return CheckPrompt(*to, "prompt.");
+}
+
 pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to) {
   RETURN_IF_ERROR(ReadStruct(from, "options", to));
   RETURN_IF_ERROR(CheckPrompt(*to, "options."));

@@ -150,6 +150,9 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
 // names.
 pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix);
 
+// Reads and checks a prompt: its other fields must be 0.
+pqc_status ReadPrompt(const pqc_sequence_options* from, pqc_sequence_options* to);
+
 // Checked arguments of a cache to open. Neither copyable nor movable, because `spec` points into
 // the object.
 struct CacheArguments {

@@ -21,6 +21,7 @@
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/read/selection.h"
+#include "pqcached/cache_events.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -284,6 +285,23 @@ class Remote {
   virtual pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count,
                                   uint64_t output_token_count, const pqc_index& index,
                                   pqc_admission* admission, RefusalBuffer* error) noexcept = 0;
+  // Since version 12: computes the keys of a prompt, of which it reads the fields that MatchPrefix
+  // uses. PQC_OUT_OF_RANGE, with *count set, when there is too little room; PQC_UNIMPLEMENTED with
+  // an older sidecar.
+  virtual pqc_status PrefixKeys(uint64_t cache_id, const pqc_sequence_options& prompt,
+                                pqc_prefix_key* root, pqc_prefix_key* keys, uint64_t capacity,
+                                uint64_t* count, RefusalBuffer* error) noexcept = 0;
+  // Since version 12: begins to read the events of a cache after a position. No RPC. The remote
+  // owns the state until EndWatch or Close.
+  virtual pqc_status WatchEvents(uint64_t cache_id, uint64_t epoch, uint64_t number,
+                                 uint64_t* watch_id, RefusalBuffer* error) noexcept = 0;
+  // Since version 12: waits for events. For each watch one call at a time. *count is 0 when the
+  // time is over.
+  virtual pqc_status NextEvents(uint64_t watch_id, uint32_t timeout_ms, pqc_cache_event* out,
+                                uint32_t capacity, uint32_t* count,
+                                RefusalBuffer* error) noexcept = 0;
+  // Since version 12. REQUIRES: NextEvents of this watch is not in progress.
+  virtual void EndWatch(uint64_t watch_id) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -37,6 +37,8 @@ class PendingCall {
   bool has_pending_operations() const { return pending_operation_count_ > 0; }
   // Waits for the next completed operation. False when the call is overdue.
   bool Next(void** tag, bool* ok);
+  // Like Next, until a time on gRPC's steady clock; the call does not become overdue.
+  bool NextUntil(gpr_timespec until, void** tag, bool* ok) { return Take(until, tag, ok); }
   // Like Next, without waiting: false when no operation has completed.
   bool TryNext(void** tag, bool* ok);
   bool overdue() const { return overdue_; }

@@ -41,7 +41,9 @@ std::chrono::milliseconds Remaining(Deadline deadline) {
                                                                std::chrono::steady_clock::now());
 }
 
-// Converts to gRPC's own steady clock. A jump of the wall clock can still have one effect: gRPC
+}  // namespace
+
+// A jump of the wall clock can still have one effect: gRPC
 // waits for its timers until a wall time, so after a jump back by an hour, a call that the sidecar
 // does not answer ends up to an hour after its deadline. The sidecar answers by the deadline,
 // whatever the clocks do.
@@ -51,8 +53,6 @@ gpr_timespec ToGrpc(Deadline deadline) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                       gpr_time_from_nanos(left.count(), GPR_TIMESPAN));
 }
-
-}  // namespace
 
 RpcRemote::RpcRemote(const RemoteOptions& options)
     : endpoint_(options.endpoint),

@@ -14,12 +14,15 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
 #include "client/base/remote.h"
+#include "client/rpc/event_stream.h"
 #include "client/rpc/pending_call.h"
 #include "client/rpc/session.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/v1/admin.grpc.pb.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 
@@ -27,6 +30,9 @@ namespace pqcached::client {
 
 // The steady clock, because the system clock may be set at any time.
 using Deadline = std::chrono::steady_clock::time_point;
+
+// Converts to gRPC's own steady clock.
+gpr_timespec ToGrpc(Deadline deadline);
 
 class RpcRemote final : public Remote {
  public:
@@ -45,6 +51,14 @@ class RpcRemote final : public Remote {
                           uint64_t* child_token_count, RefusalBuffer* error) noexcept override;
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, RefusalBuffer* error) noexcept override;
+  pqc_status PrefixKeys(uint64_t cache_id, const pqc_sequence_options& prompt, pqc_prefix_key* root,
+                        pqc_prefix_key* keys, uint64_t capacity, uint64_t* count,
+                        RefusalBuffer* error) noexcept override;
+  pqc_status WatchEvents(uint64_t cache_id, uint64_t epoch, uint64_t number, uint64_t* watch_id,
+                         RefusalBuffer* error) noexcept override;
+  pqc_status NextEvents(uint64_t watch_id, uint32_t timeout_ms, pqc_cache_event* out,
+                        uint32_t capacity, uint32_t* count, RefusalBuffer* error) noexcept override;
+  void EndWatch(uint64_t watch_id) noexcept override;
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                    pqc_admission* admission, RefusalBuffer* error) noexcept override;
   pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
@@ -148,6 +162,8 @@ class RpcRemote final : public Remote {
                                Deadline deadline);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
                           bool* too_small);
+  grpc::Status NextOf(EventStream& stream, Deadline deadline, pqc_cache_event* out,
+                      uint32_t capacity, uint32_t* count);
   // Returns the number of row bytes for one message: small enough for the sidecar, large enough to
   // be fast.
   uint64_t PayloadBytes(uint64_t wanted_bytes) const;
@@ -166,6 +182,10 @@ class RpcRemote final : public Remote {
   Session session_;  // uses kv_
   mutable std::atomic<uint64_t> rpcs_ = 0;
   mutable std::atomic<uint64_t> background_rpcs_ = 0;
+  base::Mutex watches_mutex_;
+  uint64_t last_watch_id_ PQCACHED_GUARDED_BY(watches_mutex_) = 0;
+  // Shared with the call that reads one.
+  std::map<uint64_t, std::shared_ptr<EventStream>> watches_ PQCACHED_GUARDED_BY(watches_mutex_);
 };
 
 }  // namespace pqcached::client

@@ -113,6 +113,34 @@ pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options&
   });
 }
 
+pqc_status RpcRemote::PrefixKeys(uint64_t cache_id, const pqc_sequence_options& prompt,
+                                 pqc_prefix_key* root, pqc_prefix_key* keys, uint64_t capacity,
+                                 uint64_t* count, RefusalBuffer* error) noexcept {
+  return Finish("MatchPrefix", error, [&]() -> grpc::Status {
+    v1::MatchPrefixRequest request;
+    v1::MatchPrefixResponse response;
+    request.set_cache_id(cache_id);
+    request.set_want_keys(true);
+    SetPrompt(prompt, &request);
+    RETURN_IF_ERROR(Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncMatchPrefix, context, request, &response);
+    }));
+    if (response.root().empty()) {
+      return Refuse(grpc::StatusCode::UNIMPLEMENTED, "", "the sidecar is older, and names no keys");
+    }
+    *count = static_cast<uint64_t>(response.keys_size());
+    if (*count > capacity) {
+      return Refuse(grpc::StatusCode::OUT_OF_RANGE, "capacity",
+                    std::to_string(capacity) + ", must be at least " + std::to_string(*count));
+    }
+    RETURN_IF_ERROR(CopyKey(response.root(), "root", root));
+    for (int i = 0; i < response.keys_size(); ++i) {
+      RETURN_IF_ERROR(CopyKey(response.keys(i), "keys", &keys[i]));
+    }
+    return grpc::Status::OK;
+  });
+}
+
 pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                             pqc_admission* admission, RefusalBuffer* error) noexcept {
   return AdmitIndexed(cache_id, token_count, output_token_count, {}, admission, error);

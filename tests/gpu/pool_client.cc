@@ -121,6 +121,19 @@ class PoolRemote final : public Remote {
     return Not(error);
   }
   pqc_status ClosePrefill(uint64_t, RefusalBuffer* error) noexcept override { return Not(error); }
+  pqc_status PrefixKeys(uint64_t, const pqc_sequence_options&, pqc_prefix_key*, pqc_prefix_key*,
+                        uint64_t, uint64_t*, RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
+  pqc_status WatchEvents(uint64_t, uint64_t, uint64_t, uint64_t*,
+                         RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
+  pqc_status NextEvents(uint64_t, uint32_t, pqc_cache_event*, uint32_t, uint32_t*,
+                        RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
+  void EndWatch(uint64_t) noexcept override {}
   pqc_status MatchPrefix(uint64_t, const pqc_sequence_options&, uint64_t*,
                          RefusalBuffer* error) noexcept override {
     return Not(error);

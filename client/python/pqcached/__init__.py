@@ -17,8 +17,9 @@ Positions are absolute token positions.
 """
 
 from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
+from ._cache_events import CacheEvent, CacheEvents, PrefixKeys
 from ._client import Cache, Client
-from ._enums import (BudgetKind, Device, DType, EventKind, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
+from ._enums import (BudgetKind, CacheEventKind, Device, DType, EventKind, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
                      RopeLayout, RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
@@ -44,9 +45,9 @@ def library_path() -> str:
 
 
 __all__ = [
-    "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
+    "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "CacheEvent", "CacheEventKind", "CacheEvents", "Cancelled", "Client",
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
-    "PermissionDenied", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
+    "PermissionDenied", "PrefixKeys", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
     "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",
 ]

@@ -112,6 +112,11 @@ PQC_HEADS_SUM = 2
 PQC_PAGES_WITH_SINK = 1
 PQC_PAGES_WITH_WINDOW = 2
 
+# pqc_cache_event_kind
+PQC_CACHE_STORED = 1
+PQC_CACHE_REMOVED = 2
+PQC_CACHE_CLEARED = 3
+
 # pqc_gpu_policy
 PQC_GPU_FREQUENCY = 0
 PQC_GPU_LRU = 1
@@ -505,6 +510,23 @@ class PositionLists(Sized):
     ]
 
 
+class PrefixKey(Structure):
+    _fields_ = [
+        ("bytes", c_uint8 * 32),
+    ]
+
+
+class CacheEvent(Structure):
+    _fields_ = [
+        ("epoch", c_uint64),
+        ("number", c_uint64),
+        ("kind", c_uint32),
+        ("token_end", c_uint64),
+        ("key", PrefixKey),
+        ("parent", PrefixKey),
+    ]
+
+
 class GpuOptions(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -644,6 +666,12 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(PageOptions), POINTER(StepPages)]),
     "pqc_step_attend_positions": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor),
         POINTER(PositionLists), POINTER(StepAttention)]),
+    "pqc_cache_events_open": (c_uint32, [c_void_p, c_uint64, c_uint64, POINTER(c_void_p)]),
+    "pqc_cache_events_next": (c_uint32, [c_void_p, c_uint32, POINTER(CacheEvent), c_uint32,
+        c_void_p]),
+    "pqc_cache_events_close": (None, [c_void_p]),
+    "pqc_prefix_keys": (c_uint32, [c_void_p, POINTER(SequenceOptions), POINTER(PrefixKey),
+        POINTER(PrefixKey), c_uint64, c_void_p]),
     "pqc_step_decode": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), POINTER(Selection), POINTER(StepAttention)]),
     "pqc_gpu_open": (c_uint32, [c_void_p, POINTER(GpuOptions), POINTER(c_void_p)]),

@@ -10,6 +10,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence as SequenceOf, Tuple
 
 from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
+from ._cache_events import CacheEvents, PrefixKeys
 from ._enums import GpuPolicy, LayerKind, Path, PathChoice
 from ._gpu import Gpu
 from ._handle import Closable, Handle
@@ -257,6 +258,36 @@ class Cache(Closable):
         with self._handle as cache:
             check(self._library.pqc_match_prefix_with(cache, byref(prompt), byref(count)))
         return count.value
+
+    def prefix_keys(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"",
+                    content_keys: bytes = b"") -> PrefixKeys:
+        """Computes the keys by which events name the tokens of a prompt, stored or not. Raises
+        Unimplemented (libpqcached_rpc or the sidecar is older).
+        """
+        key = key_bytes("extra_key", extra_key)
+        prompt = abi.SequenceOptions(extra_key=key or None, extra_key_bytes=len(key))
+        set_names(prompt, token_ids, content_keys)
+        capacity = prompt.token_id_count // 128 + prompt.content_key_count
+        root, keys, count = abi.PrefixKey(), (abi.PrefixKey * max(capacity, 1))(), ctypes.c_uint64()
+        with self._handle as cache:
+            check(self._library.pqc_prefix_keys(cache, byref(prompt), byref(root), keys, capacity, byref(count)))
+        return PrefixKeys(bytes(root.bytes), [bytes(each.bytes) for each in keys[:count.value]])
+
+    def events(self, epoch: int = 0, number: int = 0) -> CacheEvents:
+        """Reads the events of the cache, after the position of the last event that the caller has
+        applied (0 and 0 = none).
+
+        Events that the sidecar no longer has are replaced by CLEARED and STORED of each present
+        key. A caller that applies all events in order knows exactly the keys that match_prefix
+        finds, a moment later; of a rank's cache, those of this rank. The reader reconnects by
+        itself after a restart of the sidecar's worker.
+        """
+        first, after = uint64("epoch", epoch), uint64("number", number)
+        handle = ctypes.c_void_p()
+        with self._handle as cache:
+            check(self._library.pqc_cache_events_open(cache, first, after, byref(handle)))
+        assert handle.value
+        return CacheEvents(self._library, self._handle, handle.value)
 
     def admit(self, token_count: int, output_token_count: int = 0) -> Admission:
         """Asks whether a request fits: `token_count` prefill tokens that match_prefix has not found,

@@ -113,6 +113,14 @@ class RowPart(enum.IntEnum):
     VALUE = abi.PQC_VALUE
 
 
+class CacheEventKind(enum.IntEnum):
+    """A change of the prefixes that match_prefix finds in a cache."""
+
+    STORED = abi.PQC_CACHE_STORED  # match_prefix finds the key from now on
+    REMOVED = abi.PQC_CACHE_REMOVED  # match_prefix finds the key no longer; it may be unknown
+    CLEARED = abi.PQC_CACHE_CLEARED  # the reader forgets all keys of the cache
+
+
 class EventKind(enum.IntEnum):
     """What has happened to a client."""
 

@@ -157,6 +157,19 @@ class StoreRemote final : public Remote {
                            RefusalBuffer* error) noexcept override {
     return Not("ForkSequences", error);
   }
+  pqc_status PrefixKeys(uint64_t, const pqc_sequence_options&, pqc_prefix_key*, pqc_prefix_key*,
+                        uint64_t, uint64_t*, RefusalBuffer* error) noexcept override {
+    return Not("PrefixKeys", error);
+  }
+  pqc_status WatchEvents(uint64_t, uint64_t, uint64_t, uint64_t*,
+                         RefusalBuffer* error) noexcept override {
+    return Not("WatchEvents", error);
+  }
+  pqc_status NextEvents(uint64_t, uint32_t, pqc_cache_event*, uint32_t, uint32_t*,
+                        RefusalBuffer* error) noexcept override {
+    return Not("WatchEvents", error);
+  }
+  void EndWatch(uint64_t) noexcept override {}
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, RefusalBuffer* error) noexcept override {
     const auto matched = Counted().MatchPrefix(

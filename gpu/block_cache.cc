@@ -5,6 +5,7 @@
 #include <string>
 
 #include "gpu/arena.h"
+#include "gpu/limits.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::gpu {
@@ -13,10 +14,8 @@ namespace {
 using kernels::cuda::kBlockSlots;
 using kernels::cuda::kMaxLoads;
 
-constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kMaxBlocks = 1u << 24;  // 2^30 tokens; segments may end in partial blocks
 constexpr uint32_t kMaxCacheTokens = 1u << 24;
-constexpr size_t kMaxRowBytes = 4096;
 
 Status Invalid(const char* field, const char* range) {
   return {Code::kInvalid, std::string(field) + " must be " + range};

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gpu/arena.h"
+#include "gpu/limits.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::gpu {
@@ -16,7 +17,6 @@ using kernels::cuda::Stream;
 
 constexpr uint32_t kMaxQueryLength = 8;
 constexpr uint32_t kMaxGroupQueries = 64;
-constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kMaxTokens = uint32_t{1} << 30;
 constexpr uint32_t kMaxSegments = uint32_t{1} << 22;
 

@@ -1,15 +1,14 @@
 #include "gpu/row_staging.h"
-#include "kernels/base/status_macros.h"
 
 #include <cuda_runtime.h>
 
 #include <cstring>
 
+#include "gpu/limits.h"
+#include "kernels/base/status_macros.h"
+
 namespace pqcached::gpu {
 namespace {
-
-constexpr uint32_t kMaxLanes = 65535;
-constexpr size_t kMaxRowBytes = 4096;
 
 Status Check(const RowStaging::Options& options) {
   if (options.lane_capacity < 1 || options.lane_capacity > kMaxLanes) {

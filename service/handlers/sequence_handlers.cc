@@ -80,20 +80,21 @@ absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCac
                                {"capacity_bytes", opened.capacity_bytes},
                                {"page_bytes", opened.page_bytes}});
   }
-  return CheckSession(caller);
+  return DropIfEnded(caller);
 }
 
-// A sequence whose id does not reach its caller would never be dropped. Therefore a sequence that
-// was created for a cancelled call, past its deadline, or during the end of its session is dropped
-// again.
-absl::Status SequenceHandlers::CheckSession(const Caller& caller) {
+// The end of the session, which drops what it has in the store, may have come before this call.
+absl::Status SequenceHandlers::DropIfEnded(const Caller& caller) {
   if (sessions_.IsOpen(caller.token)) return absl::OkStatus();
   store_.DropSession(caller.session.id);
   return Unauthenticated("pqcached-session", "the session has ended");
 }
 
+// A sequence whose id does not reach its caller would never be dropped. Therefore a sequence that
+// was created for a cancelled call, past its deadline, or during the end of its session is dropped
+// again.
 absl::Status SequenceHandlers::DropIfAbandoned(const Caller& caller, uint64_t sequence_id) {
-  RETURN_IF_ERROR(CheckSession(caller));
+  RETURN_IF_ERROR(DropIfEnded(caller));
   absl::Status status = caller.Check();
   if (!status.ok()) {
     // kNotFound means that the end of the session has already dropped the sequence.

@@ -75,8 +75,9 @@ class SequenceHandlers {
  private:
   // Checks that the model that the request names is that of the cache.
   absl::Status CheckFingerprint(const Caller& caller, const v1::CreateSequenceRequest& request);
-  // Checks that the caller's session is still there, and drops what it left in the store otherwise.
-  absl::Status CheckSession(const Caller& caller);
+  // When the caller's session has ended, drops what it left in the store. Errors: those of
+  // CheckSession.
+  absl::Status DropIfEnded(const Caller& caller);
   // Drops a sequence that was created for a caller that has disconnected, and returns the error of
   // the call then.
   absl::Status DropIfAbandoned(const Caller& caller, uint64_t sequence_id);

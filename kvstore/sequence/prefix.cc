@@ -161,17 +161,17 @@ std::vector<CacheEvent> PrefixIndex::ReadEvents(EventPosition& position, size_t 
                                                 size_t log_events) {
   std::vector<CacheEvent> events;
   events.reserve(most);
-  std::vector<CacheEvent> log;
   while (true) {
     {
       const MutexLock lock(&mutex_);
-      if (!events_.has_log() && !log.empty()) events_.StartLog(std::move(log));
       if (events_.has_log()) {
         events_.ReadInto(position, most, events);
         return events;
       }
     }
-    log.resize(log_events);  // its pages are cleared without the lock
+    std::vector<CacheEvent> log(log_events);  // its pages are cleared without the lock
+    const MutexLock lock(&mutex_);
+    if (!events_.has_log()) events_.StartLog(std::move(log));
   }
 }
 

@@ -46,6 +46,13 @@ absl::string_view EnvironmentFault(int status, bool killed_by_supervisor) {
   return "";
 }
 
+// Returns whether a worker that was told to stop has done so. A worker that was not ready yet may
+// have refused its configuration at that moment, or may not have handled SIGTERM yet.
+bool EndedCleanly(int status, bool ready) {
+  if (ready) return status == 0;
+  return WIFEXITED(status) || EndedBy(status, SIGTERM);
+}
+
 std::string DescribeExit(int status) {
   if (WIFSIGNALED(status)) return absl::StrCat("signal ", WTERMSIG(status));
   return absl::StrCat("exit ", WEXITSTATUS(status));
@@ -245,7 +252,7 @@ void Supervisor::OnWorkerEnded(int status) {
   deadline_.reset();
   switch (intent_) {
     case Intent::kExit:
-      Finish(status == 0 ? 0 : kExitFailed);
+      Finish(EndedCleanly(status, ready_) ? 0 : kExitFailed);
       return;
     case Intent::kHandOver:
       MakePendingUpdate();

@@ -35,13 +35,13 @@ bool Keep(Notifier& notifier) {
   return notifier.Keep("pool-1", pool.get()).ok();
 }
 
-[[noreturn]] void AwaitTerm() {
+[[noreturn]] void AwaitTerm(int exit_code = 0) {
   sigset_t term;
   sigemptyset(&term);
   sigaddset(&term, SIGTERM);
   int number = 0;
   sigwait(&term, &number);
-  _exit(0);
+  _exit(exit_code);
 }
 
 void WriteWhatIsKept(const Notifier& notifier, const std::string& directory) {
@@ -72,6 +72,19 @@ int Run(const std::string& directory, const std::string& step) {
 
   if (step == "refuse") return 1;
   if (step == "bad-config") return 2;
+  if (step == "stop-and-bad-config") {
+    kill(supervisor, SIGTERM);
+    AwaitTerm(/*exit_code=*/2);
+  }
+  if (step == "stop-and-crash") {
+    kill(supervisor, SIGTERM);
+    EndBy(SIGSEGV);
+  }
+  if (step == "stop-before-a-handler") {
+    sigprocmask(SIG_UNBLOCK, &term, nullptr);
+    kill(supervisor, SIGTERM);
+    while (true) pause();
+  }
   if (step == "crash") EndBy(SIGSEGV);
   if (step == "no-page") EndBy(SIGBUS);
   if (step == "out-of-memory") EndBy(SIGKILL);

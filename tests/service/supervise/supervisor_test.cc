@@ -83,6 +83,13 @@ TEST_F(SupervisorTest, EndsWithItsWorkerOnSigterm) {
   EXPECT_EQ(Read("watchdog"), "0");
 }
 
+// A stop that meets a worker that ends by itself at this moment, because its start fails.
+TEST_F(SupervisorTest, AStopDuringAStartThatFailsIsAStop) {
+  EXPECT_EQ(Run({"stop-and-bad-config"}).exit_code, 0);
+  EXPECT_EQ(Run({"stop-before-a-handler"}).exit_code, 0);
+  EXPECT_EQ(Run({"stop-and-crash"}).exit_code, 1);
+}
+
 TEST_F(SupervisorTest, StartsAnotherWhenAWorkerThatServedDies) {
   EXPECT_EQ(Run({"serve-and-crash", "serve-and-crash", "end"}).exit_code, 0);
   EXPECT_EQ(starts(), 3u);

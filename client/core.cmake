@@ -1,6 +1,7 @@
 # All of the client except what it loads at run time, for libpqcached_client and tests. Needs only
 # kernels and kvstore/read.
 set(sources
+  abi/attach.cc
   abi/cache.cc
   abi/cache_events.cc
   abi/client.cc

@@ -101,6 +101,7 @@ struct SequenceInfo {
   std::string session;       // the session that created it
   uint64_t token_count = 0;  // tokens complete over all stored layers
   std::vector<IndexDescriptor> indexes;
+  std::optional<IndexDescriptor> live_index_descriptor = {};
   absl::Status live_index = {};  // outcome of the newest work on it: ok, or why it failed
   std::vector<LayerInfo> layers;
   std::vector<SegmentInfo> segments;

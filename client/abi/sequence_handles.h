@@ -16,8 +16,8 @@ std::unique_ptr<pqc_sequence> NewHandle(const std::shared_ptr<const CacheState>&
 // Sets what the sidecar has answered for a new sequence.
 void Adopt(uint64_t sequence_id, uint64_t token_count, pqc_sequence& handle);
 
-// Frees the handle of a sequence that the sidecar has dropped, and releases its lease in the
-// background.
+// Frees a handle, and releases its lease in the background. The sequence in the sidecar is not
+// changed. The client may be closed.
 void Forget(std::unique_ptr<pqc_sequence> sequence);
 
 }  // namespace pqcached::client

@@ -38,7 +38,7 @@ void Forget(std::unique_ptr<pqc_sequence> sequence) {
   // Before the state is freed: another sequence may later have the same address.
   if (client.sender) client.sender->RemoveSequence(*state);
   if (client.offload) client.offload->RemoveSequence(*state);
-  if (state->local) client.preparer->Release(state);
+  if (state->local && client.preparer) client.preparer->Release(state);
 }
 
 namespace {

@@ -31,7 +31,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 12;
+inline constexpr uint32_t kRemoteVersion = 13;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -302,6 +302,11 @@ class Remote {
                                 RefusalBuffer* error) noexcept = 0;
   // Since version 12. REQUIRES: NextEvents of this watch is not in progress.
   virtual void EndWatch(uint64_t watch_id) noexcept = 0;
+  // Since version 13: finds a sequence of the cache, of any session of the tenant. *live_index is
+  // of kind PQC_INDEX_DEFAULT where the sequence has no live index. PQC_UNIMPLEMENTED with an older
+  // sidecar.
+  virtual pqc_status FindSequence(uint64_t cache_id, uint64_t sequence_id, uint64_t* token_count,
+                                  pqc_index* live_index, RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

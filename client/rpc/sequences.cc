@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "absl/strings/str_cat.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 #include "kernels/base/status_macros.h"
@@ -246,6 +247,43 @@ pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_coun
         },
         lease.boot_word);
     if (status.ok()) WriteImage(response.attachment(), image);
+    return status;
+  });
+}
+
+pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint64_t* token_count,
+                                   pqc_index* live_index, RefusalBuffer* error) noexcept {
+  return Finish("DescribeSequence", error, [&]() -> grpc::Status {
+    v1::DescribeSequenceRequest request;
+    v1::DescribeSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    const grpc::Status status =
+        Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+          return Call(*admin_, &v1::Admin::Stub::PrepareAsyncDescribeSequence, context, request,
+                      &response);
+        });
+    if (!status.ok()) return status;
+    const v1::SequenceDescription& found = response.sequence();
+    if (found.cache_id() != cache_id) {
+      return Refuse(grpc::StatusCode::NOT_FOUND, "sequence_id",
+                    absl::StrCat(sequence_id, " is of another cache"));
+    }
+    if (found.is_cached_prefix()) {
+      return Refuse(grpc::StatusCode::NOT_FOUND, "sequence_id",
+                    absl::StrCat(sequence_id, " has ended; its prefix is cached"));
+    }
+    if (!found.has_live_index()) {
+      return Refuse(grpc::StatusCode::UNIMPLEMENTED, "sequence_id",
+                    "the sidecar is too old to say whether the sequence has a live index");
+    }
+    *token_count = found.token_count();
+    const v1::IndexSpec& index = found.live_index().index();
+    *live_index = {};
+    if (index.has_pq()) {
+      live_index->kind = PQC_INDEX_PQ;
+      live_index->subspaces = index.pq().subspaces();
+      live_index->bits = index.pq().bits();
+    }
     return status;
   });
 }

@@ -63,6 +63,7 @@ absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant
   ASSIGN_OR_RETURN(const auto snapshot, found.sequence->Peek());
   SequenceInfo info = kvstore::Describe(*found.cache, *found.sequence, *snapshot);
   info.live_index = live_.StatusOf(sequence_id);
+  if (const auto spec = live_.SpecOf(sequence_id)) info.live_index_descriptor = spec->index;
   return info;
 }
 

@@ -189,6 +189,8 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
   message->set_idle_seconds(absl::ToDoubleSeconds(info.idle));
   message->set_group_key(absl::CEscape(info.group_key));
   if (brief) return;
+  v1::LiveIndexDescription* live_index = message->mutable_live_index();
+  if (info.live_index_descriptor) ToWire(*info.live_index_descriptor, live_index->mutable_index());
   for (const kvstore::LayerInfo& layer : info.layers) {
     v1::LayerDescription* description = message->add_layers();
     description->set_layer(layer.layer);

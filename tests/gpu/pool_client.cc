@@ -134,6 +134,10 @@ class PoolRemote final : public Remote {
     return Not(error);
   }
   void EndWatch(uint64_t) noexcept override {}
+  pqc_status FindSequence(uint64_t, uint64_t, uint64_t*, pqc_index*,
+                          RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status MatchPrefix(uint64_t, const pqc_sequence_options&, uint64_t*,
                          RefusalBuffer* error) noexcept override {
     return Not(error);

@@ -23,6 +23,7 @@ EXAMPLES = {
     f"{HEADERS}/rows.h": f"{PROGRAMS}/rows_h_example.c",
     f"{HEADERS}/step.h": f"{PROGRAMS}/step_h_example.c",
     f"{HEADERS}/progress.h": f"{PROGRAMS}/progress_h_example.c",
+    f"{HEADERS}/attach.h": f"{PROGRAMS}/sharing/attach_h_example.c",
     f"{HEADERS}/cache_events.h": f"{PROGRAMS}/events/cache_events_h_example.c",
     f"{HEADERS}/cache_events.hpp": f"{PROGRAMS}/events/cache_events_hpp_example.cc",
     f"{HEADERS}/operation.h": f"{PROGRAMS}/operation_h_example.c",

@@ -563,6 +563,7 @@ PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
 }
 #endif
 
+#include "pqcached/attach.h"
 #include "pqcached/index.h"
 #include "pqcached/names.h"
 #include "pqcached/progress.h"

@@ -91,6 +91,17 @@ class Cache {
     return Sequence(sequence, sizes_);
   }
 
+  // Opens a handle for a sequence of this cache that another client of the tenant may have created.
+  // Its destructor closes the handle and does not drop the sequence. *token_count (may be null)
+  // receives the next position to ingest (pqc_sequence_attach).
+  Result<Sequence> Attach(uint64_t sequence_id, uint64_t* token_count = nullptr) {
+    pqc_sequence* sequence = nullptr;
+    const pqc_status status =
+        pqc_sequence_attach(handle_.get(), sequence_id, &sequence, token_count);
+    if (status != PQC_OK) return Status(status);
+    return Sequence(sequence, sizes_, /*detaches=*/true);
+  }
+
   // Drops the cache in the sidecar, with its cached prefixes (pqc_cache_drop).
   Status Drop() { return Status(pqc_cache_drop(handle_.get())); }
 

@@ -28,7 +28,8 @@
 namespace pqcached {
 
 // The tokens of one request, with their rows and indexes (pqc_sequence). Made by Cache and Fork.
-// Thread-safe as client.h says, but for moves and Drop; the destructor drops the sequence.
+// Thread-safe as client.h says, but for moves, Drop and Detach; the destructor drops the sequence,
+// or detaches what Cache::Attach has made.
 class Sequence {
  public:
   // Returns the sidecar's id of the sequence (pqc_sequence_id).
@@ -271,14 +272,21 @@ class Sequence {
   // Drops the sequence now and returns the status, which the destructor would ignore. The object is
   // empty afterwards, whatever the status is (pqc_sequence_drop).
   Status Drop() { return Status(pqc_sequence_drop(handle_.release())); }
+  // Waits until the rows of finished steps are stored, and closes the handle without dropping the
+  // sequence, which belongs to the session that created it. The object is empty afterwards,
+  // whatever the status is (pqc_sequence_detach).
+  Status Detach() { return Status(pqc_sequence_detach(handle_.release())); }
 
  private:
   friend class Cache;
   friend class Client;
   friend class Decoder;
   friend class Step;
-  struct Dropper {
-    void operator()(pqc_sequence* sequence) const { pqc_sequence_drop(sequence); }
+  struct Closer {
+    bool detaches = false;  // of a handle that Cache::Attach has made
+    void operator()(pqc_sequence* sequence) const {
+      (void)(detaches ? pqc_sequence_detach(sequence) : pqc_sequence_drop(sequence));
+    }
   };
   struct Sizes {
     uint32_t kv_heads = 0;
@@ -288,8 +296,8 @@ class Sequence {
 
   static constexpr size_t kExpectedPositions = 16384;
 
-  Sequence(pqc_sequence* handle, std::shared_ptr<const SizesByLayer> sizes)
-      : handle_(handle), sizes_(std::move(sizes)) {}
+  Sequence(pqc_sequence* handle, std::shared_ptr<const SizesByLayer> sizes, bool detaches = false)
+      : handle_(handle, Closer{detaches}), sizes_(std::move(sizes)) {}
 
   // Returns zeros for a layer that is not stored: the call itself then names the field.
   Sizes SizesOf(uint32_t layer) const {
@@ -351,7 +359,7 @@ class Sequence {
     return FromC(out.selected, {});
   }
 
-  std::unique_ptr<pqc_sequence, Dropper> handle_;
+  std::unique_ptr<pqc_sequence, Closer> handle_;
   // Shared with its cache, which may be destroyed first.
   std::shared_ptr<const SizesByLayer> sizes_;
 };

@@ -666,6 +666,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(PageOptions), POINTER(StepPages)]),
     "pqc_step_attend_positions": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor),
         POINTER(PositionLists), POINTER(StepAttention)]),
+    "pqc_sequence_attach": (c_uint32, [c_void_p, c_uint64, POINTER(c_void_p), c_void_p]),
+    "pqc_sequence_detach": (c_uint32, [c_void_p]),
     "pqc_cache_events_open": (c_uint32, [c_void_p, c_uint64, c_uint64, POINTER(c_void_p)]),
     "pqc_cache_events_next": (c_uint32, [c_void_p, c_uint32, POINTER(CacheEvent), c_uint32,
         c_void_p]),

@@ -216,6 +216,21 @@ class Cache(Closable):
         assert handle.value
         return Sequence(self, handle.value, shared.value)
 
+    def attach(self, sequence_id: int) -> "Sequence":
+        """Opens a handle for a sequence of this cache that another client of the tenant may have created
+        (Sequence.id), for an engine of several processes. Sequence.shared_tokens is its number of
+        tokens. Closing the handle stores the rows of finished steps and does not drop the sequence,
+        which ends with the session that created it, or by drop().
+
+        Raises NotFound (the cache has no such sequence, or only the cached prefix of one that has
+        ended) and Unimplemented (libpqcached_rpc or the sidecar is older).
+        """
+        wanted, handle, tokens = uint64("sequence_id", sequence_id), ctypes.c_void_p(), ctypes.c_uint64()
+        with self._handle as cache:
+            check(self._library.pqc_sequence_attach(cache, wanted, byref(handle), byref(tokens)))
+        assert handle.value
+        return Sequence(self, handle.value, tokens.value, attached=True)
+
     def open_gpu(self, token_capacity: int, *, device: int = 0, sequence_capacity: int = 0, selected_capacity: int = 0,
                  query_length: int = 0, segment_capacity: int = 0, codebook_capacity: int = 0, block_cache: bool = True,
                  cache_tokens: int = 0, max_block_loads: int = 0, policy: GpuPolicy = GpuPolicy.FREQUENCY,

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 class Sequence(AsyncCalls):
-    """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar.
+    """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar. One
+    that Cache.attach has made is not dropped when it is closed.
 
     All calls raise InvalidArgument for a wrong argument, TypeError for one of a wrong type or
     dtype, FailedPrecondition for a closed handle, Unavailable for a lost session, and
@@ -37,13 +38,14 @@ class Sequence(AsyncCalls):
     Aborted. A failed call changes nothing.
     """
 
-    def __init__(self, cache: Cache, handle: int, shared_tokens: int) -> None:
+    def __init__(self, cache: Cache, handle: int, shared_tokens: int, attached: bool = False) -> None:
         self._cache = cache  # keeps the session alive
         self.shared_tokens = shared_tokens  # tokens at its creation: the next position to ingest
         self._library = cache._library
         self._operations = cache._client._operations
         self._group_of = cache._group_of
-        self._own(Handle("sequence", handle, self._library.pqc_sequence_drop, cache._handle), at_exit=False)
+        close = self._library.pqc_sequence_detach if attached else self._library.pqc_sequence_drop
+        self._own(Handle("sequence", handle, close, cache._handle), at_exit=False)
 
     @property
     def id(self) -> int:
@@ -51,9 +53,21 @@ class Sequence(AsyncCalls):
             return int(self._library.pqc_sequence_id(sequence))
 
     def drop(self) -> None:
-        """Like close(), but raises an error when the sidecar could not be notified."""
+        """Drops the sequence in the sidecar and closes the handle. Raises an error when the sidecar could
+        not be notified.
+        """
         clear_error_text()
-        status = self._handle.close()
+        status = self._handle.close(self._library.pqc_sequence_drop)
+        if status is not None:
+            check(status)
+
+    def detach(self) -> None:
+        """Waits until the rows of finished steps are stored, and closes the handle without dropping the
+        sequence, which belongs to the session that created it. Raises what flush() raises; the handle
+        is closed in any case.
+        """
+        clear_error_text()
+        status = self._handle.close(self._library.pqc_sequence_detach)
         if status is not None:
             check(status)
 

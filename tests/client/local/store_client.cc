@@ -170,6 +170,10 @@ class StoreRemote final : public Remote {
     return Not("WatchEvents", error);
   }
   void EndWatch(uint64_t) noexcept override {}
+  pqc_status FindSequence(uint64_t, uint64_t, uint64_t*, pqc_index*,
+                          RefusalBuffer* error) noexcept override {
+    return Not("FindSequence", error);
+  }
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, RefusalBuffer* error) noexcept override {
     const auto matched = Counted().MatchPrefix(

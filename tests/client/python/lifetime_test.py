@@ -9,6 +9,8 @@ import sys
 import threading
 import unittest
 
+import numpy as np
+
 from daemon import SOURCE, DaemonTest, Layer, group, running  # finds pqcached: first
 
 import pqcached
@@ -70,6 +72,24 @@ class LifetimeTest(DaemonTest):
         with self.assertRaises(pqcached.InvalidArgument), self.cache().create_sequence() as sequence:
             sequence.ingest(9, 0, LAYER.keys, LAYER.values)
         self.assertEqual(self.listed(), [])
+
+    def test_the_end_of_an_attached_handle_does_not_drop_the_sequence(self):
+        with self.cache() as cache, filled(cache) as sequence:
+            with pqcached.Client(self.daemon.endpoint, timeout_ms=60000) as worker:
+                with self.cache(client=worker).attach(sequence.id) as attached:
+                    self.assertEqual(attached.shared_tokens, TOKENS)
+                    np.testing.assert_allclose(attend(attached).output, attend(sequence).output, rtol=1e-5)
+                self.assertTrue(attached.closed)
+                del attached
+                forgotten = self.cache(client=worker).attach(sequence.id)
+                del forgotten
+                gc.collect()
+                self.cache(client=worker).attach(sequence.id).detach()
+                self.assertEqual(self.listed(), [sequence.id])
+                self.cache(client=worker).attach(sequence.id).drop()
+                self.assertEqual(self.listed(), [])
+                with self.assertRaisesRegex(pqcached.NotFound, "sequence_id"):
+                    self.cache(client=worker).attach(sequence.id)
 
     def test_handles_may_be_closed_in_any_order_and_twice(self):
         for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):

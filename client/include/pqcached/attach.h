@@ -1,0 +1,52 @@
+/* pqcached client: one sequence in several processes of an engine. A part of client.h, which
+ * includes it and whose conventions hold.
+ *
+ * A scheduler creates a sequence, so that its prefix cannot be evicted before a worker uses it, and
+ * gives the number of pqc_sequence_id to the worker, by the engine's own messages. The worker opens
+ * a handle of its own, over its own client. The sequence belongs to the session of the process that
+ * created it: it is dropped when that session ends, or when any process calls pqc_sequence_drop.
+ * Several processes may read a sequence at once; when two change it at once, one of them is
+ * PQC_ABORTED.
+ *
+ * Example, in the worker:
+ *
+ *     uint64_t tokens = 0;
+ *     pqc_sequence* sequence = NULL;
+ *     pqc_status status = pqc_sequence_attach(cache, sequence_id, &sequence, &tokens);
+ *     if (status == PQC_OK) status = serve(sequence, tokens);
+ *     if (sequence) pqc_sequence_detach(sequence);
+ */
+/* Before the guard: client.h includes this header at its end, with the types that it needs. */
+#include "pqcached/client.h"
+
+#ifndef PQCACHED_ATTACH_H_
+#define PQCACHED_ATTACH_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Opens a handle for a sequence that this or another client of the same tenant has created in the
+ * same cache, which each has opened under its name. *sequence is set on PQC_OK, and NULL otherwise.
+ * *token_count (may be NULL) receives the tokens whose rows are complete over all stored layers:
+ * the next position to ingest. The handle has the sequence's live index, if there is one. One RPC;
+ * harmless to repeat.
+ *
+ * Errors: PQC_NOT_FOUND      sequence_id: the cache has no such sequence, or only the cached prefix
+ *                            of one that has ended
+ *         PQC_UNIMPLEMENTED  libpqcached_rpc or the sidecar is older than this call */
+PQC_API pqc_status pqc_sequence_attach(pqc_cache* cache, uint64_t sequence_id,
+                                       pqc_sequence** sequence, uint64_t* token_count);
+/* Waits, as pqc_sequence_flush does, until the rows of finished steps are stored, and closes the
+ * handle, whatever the status is. The sequence remains: it is dropped when the session that created
+ * it ends, or by pqc_sequence_drop of another handle. Works on every handle, also on that of the
+ * creator. NULL does nothing. Not repeatable: the handle is closed.
+ *
+ * Errors: those of pqc_sequence_flush: rows are lost, and the sequence is shorter */
+PQC_API pqc_status pqc_sequence_detach(pqc_sequence* sequence);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PQCACHED_ATTACH_H_ */

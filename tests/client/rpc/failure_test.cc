@@ -74,6 +74,7 @@ class Fixture {
   Process& sidecar() { return sidecar_; }
   const Status& status() const { return status_; }
   Client& client() { return *client_; }
+  Cache& cache() { return *cache_; }
   Sequence& sequence() { return *sequence_; }
   void CloseClient() { client_.reset(); }
   Client* ReleaseClient() { return client_.release(); }
@@ -120,6 +121,13 @@ TEST(FailureTest, AGoodSidecarIsUnderstood) {
   const Result<pqc_sequence_info> info = fixture.sequence().Describe();
   ASSERT_TRUE(info.ok()) << info.status().ToString();
   EXPECT_EQ(info->token_count, 77u);
+}
+
+TEST(FailureTest, AnOlderSidecarDoesNotReportTheLiveIndexThatAnAttachmentNeeds) {
+  Fixture fixture("good");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  const Result<Sequence> attached = fixture.cache().Attach(12);
+  EXPECT_EQ(attached.status().code(), PQC_UNIMPLEMENTED) << attached.status().ToString();
 }
 
 TEST(FailureTest, HeartbeatsAreAnsweredAndClosingEndsTheSession) {

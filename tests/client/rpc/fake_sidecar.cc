@@ -276,6 +276,7 @@ class FakeAdmin final : public v1::Admin::Service {
   Status DescribeSequence(ServerContext*, const v1::DescribeSequenceRequest* request,
                           v1::DescribeSequenceResponse* response) override {
     response->mutable_sequence()->set_sequence_id(request->sequence_id());
+    response->mutable_sequence()->set_cache_id(11);
     response->mutable_sequence()->set_token_count(77);
     return Status::OK;
   }

@@ -257,11 +257,10 @@ pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint
     v1::DescribeSequenceRequest request;
     v1::DescribeSequenceResponse response;
     request.set_sequence_id(sequence_id);
-    const grpc::Status status =
-        Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
-          return Call(*admin_, &v1::Admin::Stub::PrepareAsyncDescribeSequence, context, request,
-                      &response);
-        });
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*admin_, &v1::Admin::Stub::PrepareAsyncDescribeSequence, context, request,
+                  &response);
+    });
     if (!status.ok()) return status;
     const v1::SequenceDescription& found = response.sequence();
     if (found.cache_id() != cache_id) {

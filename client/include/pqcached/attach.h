@@ -1,12 +1,20 @@
 /* pqcached client: one sequence in several processes of an engine. A part of client.h, which
  * includes it and whose conventions hold.
  *
- * A scheduler creates a sequence, so that its prefix cannot be evicted before a worker uses it, and
- * gives the number of pqc_sequence_id to the worker, by the engine's own messages. The worker opens
- * a handle of its own, over its own client. The sequence belongs to the session of the process that
- * created it: it is dropped when that session ends, or when any process calls pqc_sequence_drop.
- * Several processes may read a sequence at once; when two change it at once, one of them is
- * PQC_ABORTED.
+ * A scheduler creates a sequence, so that its prefix is still there when a worker uses it, and
+ * gives the number of pqc_sequence_id to the worker, by the engine's own messages. Creation alone
+ * protects the sequence only for as long as the sidecar's option evict_idle says (1 minute): when
+ * the worker may come later, the scheduler calls pqc_sequence_pin. The worker opens a handle of
+ * its own, over its own client. The sequence belongs to the session of the process that created
+ * it: it is dropped when that session ends, or when any process calls pqc_sequence_drop.
+ *
+ * Several processes may read a sequence at once. Only one of them may write at a time (rows, steps,
+ * truncation, builds), and the engine has to see to that. The library excludes calls and steps of
+ * one handle only: when two handles write the same positions one after the other, both calls
+ * return PQC_OK, and the later rows are taken for a repeat and discarded. A step at an earlier
+ * position removes the tokens that the other process has stored behind it. Before another process
+ * writes, the present writer calls pqc_sequence_flush or pqc_sequence_detach: rows that it has not
+ * stored yet are not part of *token_count.
  *
  * Example, in the worker:
  *
@@ -40,9 +48,11 @@ PQC_API pqc_status pqc_sequence_attach(pqc_cache* cache, uint64_t sequence_id,
 /* Waits, as pqc_sequence_flush does, until the rows of finished steps are stored, and closes the
  * handle, whatever the status is. The sequence remains: it is dropped when the session that created
  * it ends, or by pqc_sequence_drop of another handle. Works on every handle, also on that of the
- * creator. NULL does nothing. Not repeatable: the handle is closed.
+ * creator. No step and no decoder may have the sequence: a step in progress would fail. Operations
+ * of this handle that have not ended are cancelled. NULL does nothing. Not repeatable: the handle
+ * is closed.
  *
- * Errors: those of pqc_sequence_flush: rows are lost, and the sequence is shorter */
+ * Errors: those of pqc_sequence_flush; rows that are not stored by then are discarded */
 PQC_API pqc_status pqc_sequence_detach(pqc_sequence* sequence);
 
 #ifdef __cplusplus

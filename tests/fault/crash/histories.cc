@@ -64,6 +64,13 @@ std::vector<Step> SharedTailSteps() {
           {kDrop, 1},   {kTruncate, 0, 10}, {kTakeOver},       {kAppend, 0, 40}};
 }
 
+// The same with segments that are full, and not closed yet because nothing has been appended since.
+std::vector<Step> FullTailSteps() {
+  return {{kCreate, 0},       {kAppend, 0, 128},  {kAttach, 0, 0, 0},
+          {kFork, 1, 128, 0}, {kAttach, 1, 0, 1}, {kDrop, 1},
+          {kTruncate, 0, 10}, {kTakeOver},        {kAppend, 0, 118}};
+}
+
 std::vector<Step> RankSteps() {
   return {{kCreateRanks, 0}, {kAppend, 0, 130}, {kAppend, 1, 130}, {kPin, 0}, {kPin, 1},
           {kEvict, 0},       {kCreateRanks, 2}, {kAppend, 3, 2},   {kDrop, 2}};
@@ -103,6 +110,7 @@ std::vector<History> Histories() {
        .keeping = Keeping::kDirectory,
        .steps = MoveSteps()},
       {.name = "shared tail", .spec = {}, .steps = SharedTailSteps()},
+      {.name = "full tail", .spec = {}, .steps = FullTailSteps()},
       {.name = "ranks", .spec = {.ranks = true}, .steps = RankSteps()},
       {.name = "incremental", .spec = {}, .steps = IncrementalSteps(), .fills = true},
       {.name = "directory", .spec = {}, .keeping = Keeping::kDirectory, .steps = HoldSteps()},

@@ -75,7 +75,7 @@ struct ViewModel {
     uint64_t offset_bytes = 0;
     uint64_t size_bytes = 0;
     uint32_t crc = 0;
-    bool is_active = false;  // rows of a segment that is not full, and may be an active one
+    bool is_active = false;  // rows of a segment that is an active one, or may be
   };
   std::atomic<uint32_t> process = 0;  // number of the process that served it; 0: no view
   uint64_t lease_id = 0;

@@ -232,6 +232,30 @@ void CrashWorld::NoteId(uint64_t sequence_id) {
   }
 }
 
+// Only sequences of one session share segments here. A segment stays active when it is full, until the next token comes.
+std::optional<std::set<uint32_t>> CrashWorld::ActiveUnits(uint32_t rank,
+                                                          const std::string& session) {
+  std::set<uint32_t> units;
+  const auto listed = store_->ListSequences(kTenant, cache_ids_[rank]);
+  if (!listed.ok()) Fault("ListSequences", listed.status());
+  for (const SequenceInfo& info : *listed) {
+    if (info.session != session) continue;
+    uint64_t lease_id = 0;
+    const auto attachment = Attach(info.sequence_id, rank, kAuditor, lease_id);
+    if (absl::IsFailedPrecondition(attachment.status())) return std::nullopt;  // suspended
+    if (!attachment.ok()) Fault("Attach", attachment.status());
+    const size_t count = attachment->segments.size();
+    const auto& layers = attachment->layers;
+    if (count > 0 && attachment->segments.back().token_end == 0) {
+      for (size_t i = layers.size() - layers.size() / count; i < layers.size(); ++i) {
+        units.insert(attachment->row_extents[layers[i].row_extent_begin].unit);
+      }
+    }
+    if (!store_->Detach(kAuditor, lease_id).ok()) Fault("Detach");
+  }
+  return units;
+}
+
 absl::Status CrashWorld::TakeView(const SequenceModel& sequence, const std::string& session,
                                   ViewModel& view) {
   ASSIGN_OR_RETURN(const Attachment attachment,
@@ -240,6 +264,7 @@ absl::Status CrashWorld::TakeView(const SequenceModel& sequence, const std::stri
   view.piece_count = 0;
   const uint32_t layer_count = attachment.header.layer_count;
   const uint32_t row_bytes = group(view.rank).row_bytes();
+  const auto active_units = ActiveUnits(view.rank, session);
   for (size_t i = 0; i < attachment.segments.size(); ++i) {
     const SegmentDescriptor& segment = attachment.segments[i];
     for (uint32_t slot = 0; slot < layer_count; ++slot) {
@@ -248,7 +273,9 @@ absl::Status CrashWorld::TakeView(const SequenceModel& sequence, const std::stri
           segment.token_end == 0 ? attachment.layer_tokens[slot] : segment.token_end;
       const uint32_t tokens = std::max(end, segment.first_position) - segment.first_position;
       // A forked sequence shows the rows of another one's active segment as those of a closed one.
-      const bool is_active = tokens < segment.slot_capacity;
+      const bool is_active =
+          !active_units ||
+          active_units->contains(attachment.row_extents[layer.row_extent_begin].unit);
       for (uint32_t head = 0; head < layer.kv_head_count && tokens > 0; ++head) {
         const ExtentRef rows = attachment.row_extents[layer.row_extent_begin + head];
         view.Add({.offset_bytes = rows.offset_bytes(),

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -86,6 +88,9 @@ class CrashWorld {
   Found AllSequences();
   absl::StatusOr<Attachment> Attach(uint64_t sequence_id, uint32_t rank, const std::string& session,
                                     uint64_t& lease_id);
+  // Returns the first unit of the rows of each layer of the session's active segments; nothing when a sequence is
+  // suspended, whose segments are not known.
+  std::optional<std::set<uint32_t>> ActiveUnits(uint32_t rank, const std::string& session);
   void CheckMemory(const Found& found);
   void Settle(EngineModel& engine, const Found& found);
   void SettleOne(Operation pending, uint32_t count, SequenceModel& sequence,

@@ -101,6 +101,8 @@ struct StoreOptions {
   std::string cost_file;     // file of the measured costs of builds; empty = none
   // Called from a thread of the store when work on a live index has failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> on_live_index_failure;
+  // Called by OpenCache when it has dropped a cache that no session used, for a new one.
+  std::function<void(const std::string& tenant, const CacheInfo& cache)> on_cache_evicted;
   uint32_t max_leases = 4096;  // per session
   // A lease that its holder has not refreshed for this long is revoked, up to a quarter of this, or
   // 1 s, later. Its memory stays in place until the lease ends.
@@ -174,9 +176,9 @@ class Store {
   // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
   // capacity does not change).
   //
-  // `session` uses the cache from now on, until DropSession. When the limits admit no new cache,
-  // caches of the tenant that no session uses are dropped, those first that have been unused
-  // longest, if that suffices; none with a pinned prefix.
+  // `session` uses the cache from now on, until DropSession. When the limits or the machine admit
+  // no new cache, caches of the tenant that no session uses are dropped (on_cache_evicted), those
+  // first that have been unused longest, if that suffices; none with a pinned prefix.
   //
   // Ranks of a group open one cache each, under one name: with the same fingerprint and rank_count,
   // and layers or kv heads that no other rank has.

@@ -76,7 +76,6 @@ struct CacheInfo {
 // What OpenCache answers.
 struct OpenedCache : CacheInfo {
   bool is_new = false;
-  std::vector<CacheInfo> dropped;  // unused caches that made room for it
 };
 
 struct LayerInfo {

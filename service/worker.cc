@@ -218,6 +218,13 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
     (*log)->Warning("live_index_failed",
                     {{"sequence_id", sequence_id}, {"message", status.message()}});
   };
+  options.on_cache_evicted = [&log](const std::string& tenant, const kvstore::CacheInfo& cache) {
+    (*log)->Info("cache_evicted", {{"cache_id", cache.cache_id},
+                                   {"tenant", tenant},
+                                   {"name", cache.spec.name},
+                                   {"capacity_bytes", cache.capacity_bytes},
+                                   {"cached_prefixes", cache.cached_prefix_count}});
+  };
   options.on_expired_leases = [&log](const std::string& session, uint32_t count) {
     (*log)->Warning("leases_expired", {{"session", session}, {"count", count}});
   };

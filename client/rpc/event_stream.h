@@ -7,6 +7,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -39,6 +40,9 @@ class EventStream {
   // first; sets *status when the call has ended, which is then no longer open. REQUIRES: is_open(),
   // and Take has taken all events.
   bool Await(gpr_timespec until, grpc::Status* status);
+
+  // The sidecar may count the stream before this one among the open ones until then.
+  std::chrono::steady_clock::time_point counted_until;
 
  private:
   struct Call;

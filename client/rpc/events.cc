@@ -15,6 +15,8 @@ namespace {
 // Longest life of one stream; the next one continues behind it.
 constexpr std::chrono::hours kLongestStream(1);
 constexpr std::chrono::milliseconds kPause(50);
+// Longest time until the sidecar has noticed that a stream has ended, which counts until then.
+constexpr std::chrono::seconds kEndPatience(1);
 
 grpc::Status FromWire(const v1::CacheEvent& from, uint64_t epoch, pqc_cache_event* to) {
   *to = {};
@@ -157,7 +159,13 @@ grpc::Status RpcRemote::NextOf(EventStream& stream, Deadline deadline, pqc_cache
     const bool is_over = std::chrono::steady_clock::now() + kPause >= deadline;
     switch (status.error_code()) {
       case grpc::StatusCode::DEADLINE_EXCEEDED:  // of the stream, not of this call
+        stream.counted_until = std::chrono::steady_clock::now() + kEndPatience;
         if (is_over) return grpc::Status::OK;
+        break;
+      case grpc::StatusCode::RESOURCE_EXHAUSTED:
+        if (std::chrono::steady_clock::now() >= stream.counted_until) return status;
+        if (is_over) return grpc::Status::OK;
+        session_.WaitBroken(kPause);
         break;
       case grpc::StatusCode::UNAVAILABLE:
         if (is_over) return status;

@@ -49,6 +49,12 @@ void MemoryLedger::Remove(MemoryPromise* promise) {
   promises_.erase(promise);
 }
 
+size_t MemoryLedger::UnpromisedBytes() const {
+  const size_t available_bytes = ReadMemoryLimits(memory_root_).available_bytes;
+  const MutexLock lock(&mutex_);
+  return available_bytes - std::min(available_bytes, UnallocatedBytes());
+}
+
 size_t MemoryLedger::UnallocatedBytes() const {
   size_t bytes = 0;
   for (const MemoryPromise* promise : promises_) {

@@ -46,6 +46,8 @@ class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
   // Records a promise of an earlier process, or one of 0 bytes, which is not refused.
   std::shared_ptr<MemoryPromise> Restore(std::string_view tenant, MemoryUse use, size_t bytes);
 
+  // Returns the number of bytes that the machine has and that are not promised.
+  size_t UnpromisedBytes() const;
   // Returns the promises, added up by tenant and use.
   std::vector<MemoryAccount> Accounts() const;
 

@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -296,9 +297,14 @@ FreeMap Pool::free_map() const {
 }
 
 void Pool::SetUseLimit(size_t bytes, std::string why) {
-  const MutexLock lock(&mutex_);
-  limit_bytes_ = std::min(bytes, quota_bytes_);
-  limit_reason_ = std::move(why);
+  {
+    const MutexLock lock(&mutex_);
+    const size_t before_bytes = std::exchange(limit_bytes_, std::min(bytes, quota_bytes_));
+    limit_reason_ = std::move(why);
+    if (limit_bytes_ <= before_bytes) return;
+    touch_wanted_ = true;
+  }
+  touch_.SignalAll();
 }
 
 void Pool::VisitFree(size_t piece_bytes, absl::FunctionRef<bool(ExtentRef piece)> visit) const {
@@ -357,6 +363,11 @@ void Pool::EraseFree() {
     return true;
   });
   EraseQuarantined();
+  {
+    const MutexLock lock(&mutex_);
+    touch_wanted_ = true;
+  }
+  touch_.SignalAll();
 }
 
 // Takes the extents out of the quarantine meanwhile, so that its end does not free them.

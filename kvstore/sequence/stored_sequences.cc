@@ -43,9 +43,19 @@ absl::Status StoredSequences::CheckNotHeld(uint64_t cache_id) const {
   return absl::OkStatus();
 }
 
-bool StoredSequences::IsHeld(uint64_t cache_id) const {
+std::set<uint64_t> StoredSequences::HeldCaches() const {
+  std::set<uint64_t> held;
   const MutexLock lock(&mutex_);
-  return !CheckNotHeld(cache_id).ok();
+  std::unordered_map<uint64_t, uint32_t> creating = counts_;
+  for (const auto& [id, stored] : sequences_) {
+    const uint64_t cache_id = stored.cache->cache_id;
+    --creating[cache_id];
+    if (!stored.retained() || stored.sequence->holds().pinned()) held.insert(cache_id);
+  }
+  for (const auto& [cache_id, count] : creating) {
+    if (count > 0) held.insert(cache_id);
+  }
+  return held;
 }
 
 absl::Status StoredSequences::CloseCache(uint64_t cache_id, bool force) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -43,8 +44,8 @@ class StoredSequences {
   // Reserves and adds, without a limit. For sequences of an earlier process.
   void Restore(StoredSequence stored);
 
-  // Returns whether CloseCache without `force` would be refused.
-  bool IsHeld(uint64_t cache_id) const;
+  // Returns the caches for which CloseCache without `force` would be refused.
+  std::set<uint64_t> HeldCaches() const;
   // Closes a cache: Reserve fails from now on. No effect when it is closed.
   //
   // Errors: kFailedPrecondition  without `force`: a session has a sequence there, or creates one,

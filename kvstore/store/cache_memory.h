@@ -36,6 +36,8 @@ class CacheMemory {
   absl::StatusOr<std::shared_ptr<const Cache>> Recover(const CacheRecord& record,
                                                        RecoveryReport& report);
 
+  // Returns the number of bytes that the machine has for pools and that are not promised.
+  size_t UnpromisedBytes() const { return ledger_.UnpromisedBytes(); }
   // Returns a new id for a cache or a sequence, which no earlier process has used.
   uint64_t NewId() { return root_ != nullptr ? root_->NewId() : next_id_++; }
 

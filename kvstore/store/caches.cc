@@ -20,23 +20,40 @@ bool IsSameCache(const CacheSpec& a, const CacheSpec& b) {
   return a.name == b.name && (a.rank.group != b.rank.group || a.rank.rank == b.rank.rank);
 }
 
+size_t CapacityOf(const Caches::CachePointer& cache) { return cache->pool->usage().capacity_bytes; }
+
+bool Contains(const std::vector<Caches::CachePointer>& caches, uint64_t cache_id) {
+  return std::any_of(caches.begin(), caches.end(), [&](const Caches::CachePointer& cache) {
+    return cache->cache_id == cache_id;
+  });
+}
+
 }  // namespace
 
-void Caches::VisitAll(
+void Caches::VisitOthers(
+    const Making& wanted,
     absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
         visit) const {
   for (const auto& [id, open] : caches_) {
-    if (open.is_leaving) continue;
-    visit(open.cache->tenant, open.cache->spec, open.cache->pool->usage().capacity_bytes);
+    if (Contains(wanted.replaced, id)) continue;
+    visit(open.cache->tenant, open.cache->spec, CapacityOf(open.cache));
   }
-  for (const Making& each : making_) visit(each.tenant, *each.spec, each.spec->capacity_bytes);
+  for (const Making& each : making_) {
+    if (each.spec == wanted.spec) continue;
+    size_t bytes = each.spec->capacity_bytes;
+    for (const CachePointer& replaced : each.replaced) {
+      if (caches_.contains(replaced->cache_id)) bytes -= std::min(bytes, CapacityOf(replaced));
+    }
+    visit(each.tenant, *each.spec, bytes);
+  }
 }
 
-absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) const {
+absl::Status Caches::CheckRanks(const Making& wanted) const {
+  const CacheSpec& spec = *wanted.spec;
   absl::Status status;
   if (spec.rank.group.empty()) return status;
-  VisitAll([&](std::string_view other_tenant, const CacheSpec& other, size_t) {
-    if (!status.ok() || other_tenant != tenant || other.name != spec.name) return;
+  VisitOthers(wanted, [&](std::string_view other_tenant, const CacheSpec& other, size_t) {
+    if (!status.ok() || other_tenant != wanted.tenant || other.name != spec.name) return;
     const std::string field = FindIncompatibleField(other, spec);
     if (field.empty()) return;
     status = FailedPrecondition(field, absl::StrCat("does not go with that of rank ",
@@ -45,28 +62,30 @@ absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) 
   return status;
 }
 
-absl::Status Caches::CheckCount(std::string_view tenant) const {
+absl::Status Caches::CheckCount(const Making& wanted) const {
   uint32_t open = 0, all = 0;
-  VisitAll([&](std::string_view other, const CacheSpec&, size_t) {
+  VisitOthers(wanted, [&](std::string_view other, const CacheSpec&, size_t) {
     ++all;
-    open += other == tenant;
+    open += other == wanted.tenant;
   });
   if (all >= options_.max_caches) {
     return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
                              kRetryMemory);
   }
-  const uint32_t most = quotas_.Of(tenant).max_caches;
+  const uint32_t most = quotas_.Of(wanted.tenant).max_caches;
   if (open < most) return absl::OkStatus();
   return ResourceExhausted("tenant_limits.caches",
-                           absl::StrCat("tenant ", std::string(tenant), " has ", open,
+                           absl::StrCat("tenant ", std::string(wanted.tenant), " has ", open,
                                         " open caches, and may have ", most),
                            kRetryMemory);
 }
 
-absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const {
+absl::Status Caches::CheckTenantQuota(const Making& wanted) const {
+  const std::string_view tenant = wanted.tenant;
+  const size_t capacity_bytes = wanted.spec->capacity_bytes;
   std::map<std::string, size_t, std::less<>> open_bytes;
   size_t all_bytes = 0;
-  VisitAll([&](std::string_view other, const CacheSpec&, size_t bytes) {
+  VisitOthers(wanted, [&](std::string_view other, const CacheSpec&, size_t bytes) {
     open_bytes[std::string(other)] += bytes;
     all_bytes += bytes;
   });
@@ -97,9 +116,11 @@ absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_b
       kRetryMemory);
 }
 
-absl::Status Caches::CheckMaxPoolBytes(size_t capacity_bytes) const {
+absl::Status Caches::CheckMaxPoolBytes(const Making& wanted) const {
+  const size_t capacity_bytes = wanted.spec->capacity_bytes;
   size_t open_bytes = 0;
-  VisitAll([&](std::string_view, const CacheSpec&, size_t bytes) { open_bytes += bytes; });
+  VisitOthers(wanted,
+              [&](std::string_view, const CacheSpec&, size_t bytes) { open_bytes += bytes; });
   const size_t allowed_bytes =
       options_.max_pool_bytes - std::min(options_.max_pool_bytes, open_bytes);
   if (capacity_bytes <= allowed_bytes) return absl::OkStatus();
@@ -123,53 +144,134 @@ bool Caches::IsChanging(std::string_view tenant, const CacheSpec& spec) const {
                        return each.tenant == tenant && IsSameCache(*each.spec, spec);
                      }) ||
          std::any_of(caches_.begin(), caches_.end(), [&](const auto& each) {
-           const OpenCache& open = each.second;
-           return open.is_leaving && open.cache->tenant == tenant &&
-                  IsSameCache(open.cache->spec, spec);
+           const Cache& cache = *each.second.cache;
+           return cache.tenant == tenant && IsSameCache(cache.spec, spec) && IsReplaced(each.first);
          });
 }
 
-absl::Status Caches::CheckNew(std::string_view tenant, const CacheSpec& spec) const {
-  RETURN_IF_ERROR(CheckRanks(tenant, spec));
-  RETURN_IF_ERROR(CheckCount(tenant));
-  RETURN_IF_ERROR(CheckTenantQuota(tenant, spec.capacity_bytes));
-  return CheckMaxPoolBytes(spec.capacity_bytes);
+bool Caches::IsReplaced(uint64_t cache_id) const {
+  return std::any_of(making_.begin(), making_.end(),
+                     [&](const Making& each) { return Contains(each.replaced, cache_id); });
+}
+
+absl::Status Caches::CheckNew(const Making& wanted) const {
+  RETURN_IF_ERROR(CheckRanks(wanted));
+  RETURN_IF_ERROR(CheckCount(wanted));
+  RETURN_IF_ERROR(CheckTenantQuota(wanted));
+  return CheckMaxPoolBytes(wanted);
 }
 
 absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec,
                                             std::string_view session) {
   RETURN_IF_ERROR(ValidateCacheSpec(spec));
-  {
-    const MutexLock lock(&mutex_);
-    const SteadyTime limit = SteadyTime::Now() + kMakingLimit;
-    while (IsChanging(tenant, spec)) {
-      if (SteadyTime::Now() >= limit) {
-        return Aborted("name", absl::StrCat("another call is opening cache ", spec.name),
-                       kRetryConflict);
-      }
-      changed_.WaitUntil(&mutex_, limit);
-    }
-    if (OpenCache* const open = FindByName(tenant, spec)) {
-      const std::string field = FindDifference(open->cache->spec, spec);
-      if (!field.empty()) {
-        return FailedPrecondition(field,
-                                  absl::StrCat("cache ", spec.name, " is open with another value"));
-      }
-      open->sessions.emplace(session);
-      return Opened{.cache = open->cache};
-    }
-    RETURN_IF_ERROR(CheckNew(tenant, spec));
-    making_.push_back({.tenant = tenant, .spec = &spec});
-  }
+  auto opened = Open({.tenant = tenant, .spec = &spec}, session);
+  if (!absl::IsResourceExhausted(opened.status())) return opened;
+  auto replaced = Replaceable(tenant, spec);
+  if (replaced.empty()) return opened;
+  return Open({.tenant = tenant, .spec = &spec, .replaced = std::move(replaced)}, session);
+}
+
+absl::StatusOr<Caches::Opened> Caches::Open(Making wanted, std::string_view session) {
+  const std::string_view tenant = wanted.tenant;
+  const CacheSpec& spec = *wanted.spec;
+  ASSIGN_OR_RETURN(auto open, Begin(std::move(wanted), session));
+  if (open != nullptr) return Opened{.cache = std::move(open)};
   const absl::Cleanup done = [&] {
     const MutexLock lock(&mutex_);
     making_.remove_if([&](const Making& each) { return each.spec == &spec; });
     changed_.SignalAll();
   };
+  RETURN_IF_ERROR(Replace(spec));
   ASSIGN_OR_RETURN(auto made, memory_.Make(tenant, spec));
   const MutexLock lock(&mutex_);
   caches_.emplace(made->cache_id, OpenCache{.cache = made, .sessions = {std::string(session)}});
   return Opened{.cache = std::move(made), .is_new = true};
+}
+
+absl::StatusOr<Caches::CachePointer> Caches::Begin(Making wanted, std::string_view session) {
+  const CacheSpec& spec = *wanted.spec;
+  const MutexLock lock(&mutex_);
+  const SteadyTime limit = SteadyTime::Now() + kMakingLimit;
+  while (IsChanging(wanted.tenant, spec)) {
+    if (SteadyTime::Now() >= limit) {
+      return Aborted("name", absl::StrCat("another call is opening cache ", spec.name),
+                     kRetryConflict);
+    }
+    changed_.WaitUntil(&mutex_, limit);
+  }
+  if (OpenCache* const open = FindByName(wanted.tenant, spec)) {
+    const std::string field = FindDifference(open->cache->spec, spec);
+    if (!field.empty()) {
+      return FailedPrecondition(field,
+                                absl::StrCat("cache ", spec.name, " is open with another value"));
+    }
+    open->sessions.emplace(session);
+    return open->cache;
+  }
+  std::erase_if(wanted.replaced, [&](const CachePointer& cache) {  // what has been used meanwhile
+    const auto found = caches_.find(cache->cache_id);
+    return found == caches_.end() || !found->second.sessions.empty() || IsReplaced(cache->cache_id);
+  });
+  RETURN_IF_ERROR(CheckNew(wanted));
+  making_.push_back(std::move(wanted));
+  return nullptr;
+}
+
+absl::Status Caches::Replace(const CacheSpec& spec) {
+  std::vector<CachePointer> replaced;
+  const auto find = [&] {
+    return std::find_if(making_.begin(), making_.end(),
+                        [&](const Making& each) { return each.spec == &spec; });
+  };
+  {
+    const MutexLock lock(&mutex_);
+    replaced = find()->replaced;
+  }
+  if (replaced.empty()) return absl::OkStatus();
+  for (const CachePointer& cache : replaced) dropper_.drop(cache);
+  const MutexLock lock(&mutex_);
+  const auto making = find();
+  making->replaced.clear();
+  return CheckNew(*making);
+}
+
+std::vector<Caches::CachePointer> Caches::Unused(std::string_view tenant) const {
+  std::vector<const OpenCache*> unused;
+  const MutexLock lock(&mutex_);
+  for (const auto& [id, open] : caches_) {
+    if (open.cache->tenant == tenant && open.sessions.empty() && !IsReplaced(id)) {
+      unused.push_back(&open);
+    }
+  }
+  std::stable_sort(unused.begin(), unused.end(), [](const OpenCache* a, const OpenCache* b) {
+    return a->unused_since < b->unused_since;
+  });
+  std::vector<CachePointer> caches;
+  caches.reserve(unused.size());
+  for (const OpenCache* const open : unused) caches.push_back(open->cache);
+  return caches;
+}
+
+std::vector<Caches::CachePointer> Caches::Replaceable(std::string_view tenant,
+                                                      const CacheSpec& spec) const {
+  if (!dropper_.drop) return {};
+  const size_t machine_bytes = memory_.UnpromisedBytes();  // read without the lock
+  Making wanted{.tenant = tenant, .spec = &spec, .replaced = Unused(tenant)};
+  const auto suffice = [&] {
+    size_t bytes = machine_bytes;
+    for (const CachePointer& cache : wanted.replaced) bytes += CapacityOf(cache);
+    const MutexLock lock(&mutex_);
+    return spec.capacity_bytes <= bytes && CheckNew(wanted).ok();
+  };
+  if (wanted.replaced.empty() || !suffice()) return {};
+  const std::set<uint64_t> held = dropper_.held();
+  auto candidates = std::exchange(wanted.replaced, {});
+  for (CachePointer& cache : candidates) {
+    if (held.contains(cache->cache_id)) continue;
+    wanted.replaced.push_back(std::move(cache));
+    if (suffice()) return std::move(wanted.replaced);
+  }
+  return {};
 }
 
 void Caches::Leave(std::string_view session) {
@@ -180,39 +282,6 @@ void Caches::Leave(std::string_view session) {
     open.sessions.erase(used);
     open.unused_since = SteadyTime::Now();
   }
-}
-
-std::vector<Caches::CachePointer> Caches::BeginDropping(
-    std::string_view tenant, const CacheSpec& spec,
-    absl::FunctionRef<bool(uint64_t cache_id)> may_drop) {
-  std::vector<OpenCache*> unused;
-  const MutexLock lock(&mutex_);
-  if (CheckNew(tenant, spec).ok()) return {};  // what refuses it is not a limit of these
-  for (auto& [id, open] : caches_) {
-    if (open.cache->tenant == tenant && open.sessions.empty() && !open.is_leaving && may_drop(id)) {
-      unused.push_back(&open);
-    }
-  }
-  std::stable_sort(unused.begin(), unused.end(), [](const OpenCache* a, const OpenCache* b) {
-    return a->unused_since < b->unused_since;
-  });
-  std::vector<CachePointer> leaving;
-  for (OpenCache* const open : unused) {
-    open->is_leaving = true;
-    leaving.push_back(open->cache);
-    if (CheckNew(tenant, spec).ok()) return leaving;
-  }
-  for (OpenCache* const open : unused) open->is_leaving = false;
-  return {};
-}
-
-void Caches::EndDropping(const std::vector<CachePointer>& caches) {
-  const MutexLock lock(&mutex_);
-  for (const CachePointer& cache : caches) {
-    const auto left = caches_.find(cache->cache_id);
-    if (left != caches_.end()) left->second.is_leaving = false;
-  }
-  changed_.SignalAll();
 }
 
 Caches::CachePointer Caches::Remove(uint64_t cache_id) {

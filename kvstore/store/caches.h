@@ -6,6 +6,7 @@
 #define PQCACHED_KVSTORE_STORE_CACHES_H_
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -30,9 +31,20 @@ class Caches {
  public:
   using CachePointer = std::shared_ptr<const Cache>;
 
-  // The arguments outlive this object.
-  Caches(const StoreOptions& options, CacheMemory& memory)
-      : options_(options), memory_(memory), quotas_(options.tenant_quotas) {}
+  // Drops caches that no session uses, for a new one. Both are called without the lock.
+  struct Dropper {
+    // Returns the ids of the caches that may not be dropped.
+    std::function<std::set<uint64_t>()> held;
+    // Drops the cache, unless it is held by then.
+    std::function<void(const CachePointer&)> drop;
+  };
+
+  // The arguments outlive this object. Without a dropper, no cache is dropped.
+  Caches(const StoreOptions& options, CacheMemory& memory, Dropper dropper = {})
+      : options_(options),
+        memory_(memory),
+        dropper_(std::move(dropper)),
+        quotas_(options.tenant_quotas) {}
 
   // Open waits at most this long for another thread that makes the same cache.
   static constexpr absl::Duration kMakingLimit = absl::Seconds(5);
@@ -42,8 +54,13 @@ class Caches {
     bool is_new = false;
   };
   // Returns the tenant's cache of this name (and rank), or makes it. Waits for another thread that
-  // makes it. Holds no lock while the cache is made: the keeper and the kernel may take long.
-  // `session` uses the cache from now on; an empty one does until Remove.
+  // makes or drops it. Holds no lock while the cache is made: the keeper and the kernel may take
+  // long. `session` uses the cache from now on; an empty one does until Remove.
+  //
+  // When the limits or the machine refuse a new cache, those of the tenant that no session uses are
+  // dropped for it, those first that have been unused longest; none when all do not suffice. They
+  // count until Remove, and the new cache counts for what it needs in addition to them.
+  //
   // Errors: those of Store::OpenCache; kAborted after kMakingLimit.
   absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec,
                               std::string_view session);
@@ -52,15 +69,6 @@ class Caches {
   void SetQuotas(TenantQuotas quotas);
   // Adds a recovered cache that these sessions may use.
   void Restore(CachePointer cache, const std::vector<std::string>& sessions);
-
-  // Chooses caches of the tenant that no session uses and for which `may_drop` is true, those first
-  // that have been unused longest, so that the limits admit the spec without them; none when all of
-  // them do not suffice. Until EndDropping, the limits do not count them, and Open waits for them.
-  // `may_drop` is called under the lock.
-  std::vector<CachePointer> BeginDropping(std::string_view tenant, const CacheSpec& spec,
-                                          absl::FunctionRef<bool(uint64_t cache_id)> may_drop);
-  // Ends what BeginDropping began; those that Remove has not removed count again.
-  void EndDropping(const std::vector<CachePointer>& caches);
 
   // Removes a cache from the list; null when it is not there.
   CachePointer Remove(uint64_t cache_id);
@@ -80,47 +88,57 @@ class Caches {
   struct Making {
     std::string_view tenant;
     const CacheSpec* spec = nullptr;
+    std::vector<CachePointer> replaced = {};  // caches that are dropped for it
   };
   using MakingList = std::list<Making>;
   struct OpenCache {
     CachePointer cache;
     std::set<std::string, std::less<>> sessions;  // that use it
     SteadyTime unused_since = SteadyTime::Now();  // when the last of them left
-    bool is_leaving = false;                      // from BeginDropping to EndDropping
   };
 
+  // Opens the cache, and drops those that it replaces if it has to be made.
+  absl::StatusOr<Opened> Open(Making wanted, std::string_view session);
+  // Returns the open cache, or adds `wanted` to making_ and returns null.
+  absl::StatusOr<CachePointer> Begin(Making wanted, std::string_view session);
+  // Drops the caches that the one in making replaces. Errors: those of CheckNew when some stay.
+  absl::Status Replace(const CacheSpec& spec);
+  // Returns the caches to drop, so that the limits and the machine admit the spec without them;
+  // none when all that are unused do not suffice.
+  std::vector<CachePointer> Replaceable(std::string_view tenant, const CacheSpec& spec) const;
+  // Returns the tenant's unused caches, those first that have been unused longest.
+  std::vector<CachePointer> Unused(std::string_view tenant) const;
   OpenCache* FindByName(std::string_view tenant, const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns whether a thread is making or dropping this cache.
   bool IsChanging(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks whether the cache may be made, in addition to those that are open or in making. Errors:
-  // those of Store::OpenCache.
-  absl::Status CheckNew(std::string_view tenant, const CacheSpec& spec) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls `visit` with the tenant, the spec and the capacity of all caches that are open or in
-  // making, and not leaving.
-  void VisitAll(
+  bool IsReplaced(uint64_t cache_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks whether the cache may be made, in addition to those that are open or in making, without
+  // those that it replaces. Errors: those of Store::OpenCache.
+  absl::Status CheckNew(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Calls `visit` with the tenant, the spec and the capacity of all other caches that are open or
+  // in making. A cache in making counts for what it needs in addition to those that it replaces.
+  void VisitOthers(
+      const Making& wanted,
       absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
           visit) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks that the spec is compatible with the open caches of its group's other ranks. Errors:
   // kFailedPrecondition naming the incompatible field.
-  absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRanks(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks max_caches, in all and of the tenant. Errors: kResourceExhausted naming the limit.
-  absl::Status CheckCount(std::string_view tenant) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:
+  absl::Status CheckCount(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks the capacity against the tenant's quota and the guarantees of other tenants. Errors:
   // kResourceExhausted naming the quota.
-  absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks `capacity_bytes` against max_pool_bytes. Errors: kResourceExhausted naming
-  // capacity_bytes.
-  absl::Status CheckMaxPoolBytes(size_t capacity_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckTenantQuota(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks the capacity against max_pool_bytes. Errors: kResourceExhausted naming capacity_bytes.
+  absl::Status CheckMaxPoolBytes(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const StoreOptions& options_;
   CacheMemory& memory_;
+  const Dropper dropper_;
   mutable Mutex mutex_;
-  CondVar changed_;  // signalled when an element leaves making_, and when caches are not leaving
+  CondVar changed_;  // signalled when an element leaves making_
   std::map<uint64_t, OpenCache> caches_ ABSL_GUARDED_BY(mutex_);
   MakingList making_ ABSL_GUARDED_BY(mutex_);
   TenantQuotas quotas_ ABSL_GUARDED_BY(mutex_);

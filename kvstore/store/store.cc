@@ -73,7 +73,9 @@ StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
               : ledger_->Restore("", MemoryUse::kRequests, options.request_memory_bytes)),
       cache_memory_(options_, {compute_, costs_, counters_, SegmentingOptions::Of(options)},
                     root_.get(), *ledger_),
-      caches_(options_, cache_memory_),
+      caches_(options_, cache_memory_,
+              {.held = [this] { return sequences_.HeldCaches(); },
+               .drop = [this](const Caches::CachePointer& cache) { DropUnused(cache); }}),
       local_(options.max_leases, options.max_staging_bytes, options.lease_timeout, *ledger_,
              options.keeper, options.tenant_quotas, options.on_expired_leases),
       prefixes_(caches_),
@@ -146,28 +148,15 @@ void StoreImpl::SetTenantQuotas(TenantQuotas quotas) {
 
 absl::StatusOr<OpenedCache> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec,
                                                  std::string_view session) {
-  std::vector<CacheInfo> dropped;
-  absl::StatusOr<Caches::Opened> opened = caches_.Open(tenant, spec, session);
-  if (opened.status().code() == absl::StatusCode::kResourceExhausted) {
-    dropped = DropUnused(tenant, spec);
-    if (!dropped.empty()) opened = caches_.Open(tenant, spec, session);
-  }
-  RETURN_IF_ERROR(opened.status());
-  if (opened->is_new) InstallReclaimer(opened->cache);
-  return OpenedCache{Describe(*opened->cache), opened->is_new, std::move(dropped)};
+  ASSIGN_OR_RETURN(const Caches::Opened opened, caches_.Open(tenant, spec, session));
+  if (opened.is_new) InstallReclaimer(opened.cache);
+  return OpenedCache{Describe(*opened.cache), opened.is_new};
 }
 
-std::vector<CacheInfo> StoreImpl::DropUnused(std::string_view tenant, const CacheSpec& spec) {
-  const auto may_drop = [this](uint64_t cache_id) { return !sequences_.IsHeld(cache_id); };
-  const auto unused = caches_.BeginDropping(tenant, spec, may_drop);
-  std::vector<CacheInfo> dropped;
-  for (const auto& cache : unused) {
-    CacheInfo info = Describe(*cache);
-    if (DropCache(tenant, cache->cache_id, /*force=*/false).ok())
-      dropped.push_back(std::move(info));
-  }
-  caches_.EndDropping(unused);
-  return dropped;
+void StoreImpl::DropUnused(const Caches::CachePointer& cache) {
+  const CacheInfo info = Describe(*cache);
+  if (!DropCache(cache->tenant, cache->cache_id, /*force=*/false).ok()) return;
+  if (options_.on_cache_evicted) options_.on_cache_evicted(cache->tenant, info);
 }
 
 absl::StatusOr<StoredSequence> StoreImpl::FindForAdmin(std::string_view tenant,

@@ -147,9 +147,9 @@ class StoreImpl final : public Store {
   void ReportSidecar(StoreStats& stats) const;
   // Recovers one cache. Errors: kDataLoss if nothing of the cache can be recovered.
   absl::Status RecoverCache(const CacheRecord& record);
+  // Drops a cache that no session uses, unless it is held by then.
+  void DropUnused(const Caches::CachePointer& cache);
   // Makes the cache's pool evict when it is full.
-  // Drops unused caches of the tenant, so that the limits admit the spec; returns what they were.
-  std::vector<CacheInfo> DropUnused(std::string_view tenant, const CacheSpec& spec);
   void InstallReclaimer(const std::shared_ptr<const Cache>& cache);
 
   // Each part uses only those above it.

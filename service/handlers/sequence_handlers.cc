@@ -66,13 +66,6 @@ absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCac
   response->set_created(opened.is_new);
   response->set_cache_id(opened.cache_id);
   response->set_capacity_bytes(opened.capacity_bytes);
-  for (const kvstore::CacheInfo& dropped : opened.dropped) {
-    log_.Info("cache_evicted", {{"cache_id", dropped.cache_id},
-                                {"tenant", caller.session.tenant},
-                                {"name", dropped.spec.name},
-                                {"capacity_bytes", dropped.capacity_bytes},
-                                {"cached_prefixes", dropped.cached_prefix_count}});
-  }
   if (opened.is_new) {
     log_.Info("cache_opened", {{"cache_id", opened.cache_id},
                                {"tenant", caller.session.tenant},

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -29,6 +30,7 @@ class EventSeats {
 
   // Errors: kResourceExhausted  max_event_streams, or max_event_streams_of_tenant
   absl::StatusOr<Seat> Acquire(const std::string& tenant) {
+    auto taken = std::make_shared<Taken>(state_, tenant);  // before the lock: it may throw
     const kvstore::MutexLock lock(&state_->mutex);
     uint32_t& of_tenant = state_->by_tenant[tenant];
     if (of_tenant >= kMaxEventStreamsOfTenant) {
@@ -46,7 +48,8 @@ class EventSeats {
     }
     ++of_tenant;
     ++state_->count;
-    return Seat(state_.get(), [state = state_, tenant](const void*) { state->Release(tenant); });
+    taken->counts = true;
+    return Seat(std::move(taken));
   }
 
  private:
@@ -60,6 +63,20 @@ class EventSeats {
     kvstore::Mutex mutex;
     uint32_t count ABSL_GUARDED_BY(mutex) = 0;
     absl::flat_hash_map<std::string, uint32_t> by_tenant ABSL_GUARDED_BY(mutex);
+  };
+
+  struct Taken {
+    Taken(std::shared_ptr<State> of, std::string by)
+        : state(std::move(of)), tenant(std::move(by)) {}
+    ~Taken() {
+      if (counts) state->Release(tenant);
+    }
+    Taken(const Taken&) = delete;
+    Taken& operator=(const Taken&) = delete;
+
+    const std::shared_ptr<State> state;
+    const std::string tenant;
+    bool counts = false;
   };
 
   // Shared with the seats, which may be released after this object.

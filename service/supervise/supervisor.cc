@@ -442,7 +442,10 @@ void Supervisor::OnWorkerMessage(Notification& message) {
     state_ = State::kStopping;
     SetDeadline(options_.stop_timeout);
   }
-  if (message.Has("READY", "1") && state_ == State::kStarting) OnReady();
+  if (message.Has("READY", "1")) {
+    if (state_ == State::kStarting) OnReady();
+    if (state_ == State::kStopping) ready_ = true;
+  }
   if (message.Has(kRestartField, "1") && state_ == State::kServing) {
     log_.Info("restarting", {{"worker", worker_}});
     if (intent_ == Intent::kServe) Stop(Intent::kRestart);

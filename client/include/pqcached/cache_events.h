@@ -75,7 +75,8 @@ typedef struct pqc_cache_events pqc_cache_events;
 PQC_API pqc_status pqc_cache_events_open(pqc_cache* cache, uint64_t epoch, uint64_t number,
                                          pqc_cache_events** events);
 
-/* Waits for events, at most timeout_ms (0 = takes what has arrived), and writes up to `capacity`
+/* Waits for events, at most timeout_ms (0 = takes what has arrived; PQC_TIMEOUT_POLL has no meaning
+ * of its own here), and writes up to `capacity`
  * (at least 1) of them into out. *count is their number; 0 if there are none by then. For one
  * thread at a time. After an error, the next call continues behind the last event.
  *

@@ -22,8 +22,8 @@
  *
  * Conventions
  *  1. Handles are opaque. A handle that pqc_X_open or pqc_X_create returned is closed once, by
- *     pqc_X_close or pqc_X_drop. Caches and sequences may outlive their client's handle: their
- *     calls then return PQC_FAILED_PRECONDITION.
+ *     pqc_X_close, pqc_X_drop or pqc_sequence_detach. Caches and sequences may outlive their
+ *     client's handle: their calls then return PQC_FAILED_PRECONDITION.
  *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Later
  *     versions only add fields, at the end, and zero in a new field means what earlier versions
  *     did. A smaller struct is read as if its missing fields were zero, down to the size that the
@@ -48,9 +48,12 @@
  *     Calls that change one sequence (ingest, append, truncate, fork, suspend, resume, and a build
  *     as it begins) exclude each other and steps: the second one returns PQC_ABORTED. They first
  *     wait until the rows of finished steps are stored, and return the pending error of those rows,
- *     if any, without doing their own work. Handles must not be closed while a call uses them.
+ *     if any, without doing their own work. This exclusion holds for calls on one handle; attach.h
+ *     says what holds between several handles of a sequence. Handles must not be closed while a
+ *     call uses them.
  *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options,
- *     where 0 is the default and PQC_TIMEOUT_POLL means that the call does not wait at all.
+ *     where 0 is the default and PQC_TIMEOUT_POLL means that the call does not wait at all
+ *     (not in pqc_cache_events_next).
  *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
  *     harmless to repeat (reads; rows, since positions make a repeat a no-op).
  *     When the sidecar's worker process ends, calls in progress return PQC_UNAVAILABLE; the next

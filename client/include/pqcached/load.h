@@ -32,7 +32,7 @@ extern "C" {
  * All tokens of all layers must be stored: otherwise the call fails before it writes. After another
  * failure (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified. On the local
  * path the client copies out of mapped memory, on its threads (pqc_client_set_threads), without an
- * RPC.
+ * RPC, except that the first read or step of a handle acquires a lease.
  *
  * Errors: PQC_INVALID_ARGUMENT  tokens; a layer, its shape or a stride of 0
  *         PQC_OUT_OF_RANGE      tokens that are not stored in a layer

@@ -11,6 +11,7 @@
  *   pqc_sequence_drop  cancels the sequence's operations, as pqc_operation_cancel does, and does
  *                      not wait for them; those that cannot be cancelled end with an error, mostly
  *                      PQC_NOT_FOUND.
+ *   pqc_sequence_detach  does the same for the operations of its handle (attach.h).
  *   pqc_client_close   cancels all operations and waits until they have ended, mostly with
  *                      PQC_CANCELLED: at most until their deadlines, a build until its present
  *                      codebook is finished. Their handles remain valid, and the engine still

@@ -4,15 +4,20 @@
  *
  *   code                     meaning                             what the caller does
  *   PQC_OK                   the call did its work               -
- *   PQC_CANCELLED            a callback cancelled the build      repeats it if it is still wanted
+ *   PQC_CANCELLED            a callback cancelled the build; an  repeats it if it is still wanted
+ *                            operation was cancelled, or its
+ *                            sequence or client was closed
  *   PQC_UNKNOWN              a status that no version defines    reports a bug
  *   PQC_INVALID_ARGUMENT     an argument breaks a documented     changes the field that the message
  *                            rule; positions leave a gap         names; never succeeds unchanged
  *   PQC_DEADLINE_EXCEEDED    no answer in time; the sidecar may  repeats reads, pqc_ingest and
- *                            still have done the work            pqc_append; else describes first
+ *                            still have done the work            pqc_append; else describes first:
+ *                                                                a repeated create or fork makes
+ *                                                                another sequence
  *   PQC_NOT_FOUND            no such sequence, cache or lease:   creates it again and ingests;
- *                            dropped, or evicted when memory     never succeeds on this handle
- *                            was short (the message says so)
+ *                            dropped, or evicted when memory     never succeeds on this handle. A
+ *                            was short (the message says so)     cache that was dropped: closes
+ *                                                                its handle and opens it again
  *   PQC_ALREADY_EXISTS       the index is built, or the group    uses the one that exists
  *                            key is in use
  *   PQC_PERMISSION_DENIED    the tenant belongs to other users   asks the operator; never succeeds
@@ -50,6 +55,10 @@
  *   PQC_UNAVAILABLE without a   close the client, open a new one, and create all of its caches and
  *     retry time,               sequences again
  *     PQC_UNAUTHENTICATED
+ *
+ * Calls that close a handle (pqc_sequence_drop, pqc_sequence_detach, pqc_step_end) have closed it
+ * whatever they return, and are not repeated. A build that is repeated after
+ * PQC_DEADLINE_EXCEEDED or PQC_UNAVAILABLE may be PQC_ALREADY_EXISTS: it has succeeded.
  *
  * pqc_step_begin is a call outside of a step. pqc_step_end closes the step in any case, so nothing
  * has to be abandoned after it; no row of the step is stored then, and the step begins again at the

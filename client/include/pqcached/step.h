@@ -16,8 +16,10 @@
  *   pqc_step_end                   passes the rows of the new tokens and closes the step;
  *                                  pqc_step_abandon closes it without rows
  *
- * On the local path no step call waits for an RPC, except the first step of a live index, which
- * ends the prefill: rows (KV entries) of finished steps are sent in the background, and the client
+ * On the local path no step call waits for an RPC, with three exceptions of pqc_step_begin: the
+ * first step of a live index ends the prefill, the first step or read of a handle acquires a lease
+ * and maps the pool, and a segment map that has changed is read again, after a build for example.
+ * Rows (KV entries) of finished steps are sent in the background, and the client
  * keeps them until they are acknowledged. Tokens that are not stored yet must lie in the window:
  * pqc_step_begin waits until query_position - window_tokens tokens are stored. Packed tensors hold
  * the query tokens of all items, in the order of the items.
@@ -32,8 +34,9 @@
  * they refer to stays. pqc_step_topk and pqc_step_topk_pages set the fields of their outputs that
  * are marked "out", and no others.
  *
- * One thread per step; several steps of different sequences may run concurrently. A sequence is in
- * at most one step at a time, and no other call changes it during a step.
+ * One thread per step; several steps of different sequences may run concurrently. A handle of a
+ * sequence is in at most one step at a time, and no other call on it changes the sequence during a
+ * step. Between several handles of a sequence, attach.h says what holds.
  *
  * An engine that calls pqc_step_attend attends to sink and window by itself. For query token i of
  * an item, at position p = query_position + i, these are
@@ -309,8 +312,9 @@ PQC_API pqc_status pqc_sequence_flush(pqc_sequence* sequence);
 
 typedef struct pqc_decoder pqc_decoder;
 
-/* Opens a decoder of a sequence with one selection for all layers; the sequence must stay open, and
- * must not be used by other calls, until the decoder is closed. No RPC. *decoder is set on PQC_OK,
+/* Opens a decoder of a sequence with one selection for all layers; the sequence must stay open,
+ * and no other call changes it, until the decoder is closed. Calls that read, and
+ * pqc_sequence_flush, are allowed. No RPC. *decoder is set on PQC_OK,
  * and NULL otherwise.
  *
  * Errors: PQC_INVALID_ARGUMENT  selection; its window_tokens is 0: a token attends to itself */

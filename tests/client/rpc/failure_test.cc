@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "pqcached/cache_events.hpp"
 #include "pqcached/client.hpp"
 #include "tests/client/process.h"
 
@@ -379,6 +380,24 @@ TEST(FailureTest, ASequenceIsChangedByOneThreadAtATime) {
   EXPECT_EQ(fixture.sequence().Truncate(0).code(), PQC_ABORTED);
   fixture.sidecar().Kill();
   EXPECT_EQ(first.get().code(), PQC_UNAVAILABLE);
+}
+
+// A stream of events lasts an hour. The sidecar may count the old one for a moment when the next one begins.
+TEST(FailureTest, EventsGoOnWhenTheirStreamIsRenewedAtTheLimit) {
+  Fixture fixture("full-streams");
+  auto events = CacheEvents::Open(fixture.cache());
+  ASSERT_TRUE(events.ok()) << events.status().ToString();
+  const auto next = events->Next(/*timeout_ms=*/20000, 8);
+  ASSERT_TRUE(next.ok()) << next.status().ToString();
+  ASSERT_EQ(next->size(), 1u);
+  EXPECT_EQ(next->front().kind, PQC_CACHE_CLEARED);
+}
+
+TEST(FailureTest, EventsAboveTheLimitAreRefused) {
+  Fixture fixture("good");
+  auto events = CacheEvents::Open(fixture.cache());
+  ASSERT_TRUE(events.ok()) << events.status().ToString();
+  EXPECT_EQ(events->Next(/*timeout_ms=*/20000, 8).status().code(), PQC_RESOURCE_EXHAUSTED);
 }
 
 TEST(FailureTest, AdminSpeaksJsonWithTheNamesOfTheProto) {

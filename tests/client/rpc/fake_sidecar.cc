@@ -11,6 +11,8 @@
 //   new-worker      TopK is refused once, because it names the boot id of another worker
 //   wrong-shape     answers have tensors of other shapes
 //   no-open         the session's first event is a heartbeat
+//   full-streams    WatchEvents gets RESOURCE_EXHAUSTED, but its first call DEADLINE_EXCEEDED, as a
+//                   stream that has lasted long enough, and its fifth call an event
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 
@@ -162,6 +164,21 @@ class FakeKvCache final : public v1::KvCache::Service {
     return Enter(context, "BuildIndex");
   }
 
+  Status WatchEvents(ServerContext*, const v1::WatchEventsRequest*,
+                     grpc::ServerWriter<v1::CacheEvents>* stream) override {
+    if (behaviour_ != "full-streams") return {StatusCode::RESOURCE_EXHAUSTED, "max_event_streams"};
+    const int call = ++watches_;
+    if (call == 1) return {StatusCode::DEADLINE_EXCEEDED, "renew it"};
+    if (call != 5) return {StatusCode::RESOURCE_EXHAUSTED, "max_event_streams"};
+    v1::CacheEvents events;
+    events.set_epoch(1);
+    auto* event = events.add_events();
+    event->set_number(1);
+    event->set_kind(v1::CACHE_EVENT_KIND_CLEARED);
+    stream->Write(events);
+    return Status::OK;
+  }
+
   Status TopK(ServerContext* context, const v1::TopKRequest* request,
               v1::TopKResponse* response) override {
     if (const Status status = Enter(context, "TopK"); !status.ok()) return status;
@@ -261,7 +278,7 @@ class FakeKvCache final : public v1::KvCache::Service {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool end_session_ = false;
-  std::atomic<int> sessions_ = 0;
+  std::atomic<int> sessions_ = 0, watches_ = 0;
   std::map<std::string, int> calls_;
 };
 

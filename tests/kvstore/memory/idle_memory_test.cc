@@ -118,6 +118,26 @@ TEST(IdleMemory, TheReserveEndsAtTheLimitOfUse) {
   EXPECT_EQ(ResidentBytes(*pool), 4 * kMiB);
 }
 
+TEST(IdleMemory, TheReserveIsRestoredWhenTheLimitOfUseEnds) {
+  const auto pool = MakePool(kReserveBytes);
+  pool->SetUseLimit(4 * kMiB, "");
+  pool->TouchReserve();
+  pool->SetUseLimit(kCapacityBytes, "");
+  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+}
+
+TEST(IdleMemory, TheReserveIsRestoredWhenFreeMemoryWasErased) {
+  const auto pool = MakePool(kReserveBytes);
+  pool->TouchReserve();
+  pool->PauseTouching(true);
+  pool->EraseFree();
+  EXPECT_EQ(ResidentBytes(*pool), 0u);
+  pool->PauseTouching(false);
+  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+  pool->EraseFree();
+  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+}
+
 TEST(IdleMemory, WithoutAReserveOnlyExtentsHavePages) {
   const auto pool = MakePool(0);
   pool->TouchReserve();

@@ -3,12 +3,17 @@
 #include <stdlib.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -29,12 +34,12 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 // Caches without a store.
 struct World {
-  explicit World(const StoreOptions& store_options)
+  explicit World(const StoreOptions& store_options, Caches::Dropper dropper = {})
       : options(store_options),
         parts(options, 1),
         ledger(std::make_shared<MemoryLedger>(options.memory_root)),
         memory(options, parts.shared(), /*root=*/nullptr, *ledger),
-        caches(options, memory) {}
+        caches(options, memory, std::move(dropper)) {}
 
   const StoreOptions options;
   CacheParts parts;
@@ -277,6 +282,93 @@ TEST_F(SlowCaches, AreAwaitedForALimitedTime) {
   opener.join();
   ExpectRefused(joiner.get(), StatusCode::kAborted, "name", kRetryConflict);
   EXPECT_TRUE(slow.ok()) << slow.status();
+}
+
+// Two caches of tenant "a", of 6 MiB, that no session uses, under a limit of 12 MiB. `drop` is called for each one that
+// is dropped, without the lock.
+struct FullWorld {
+  explicit FullWorld(std::function<void(const Caches::CachePointer&)> drop)
+      : world(Options(), {.held = [this] { return held; }, .drop = std::move(drop)}) {
+    for (const char* name : {"1", "2"}) {
+      const auto opened = world.caches.Open("a", Spec(name, 6 * kMiB), "session");
+      ids.push_back(opened.ok() ? opened->cache->cache_id : 0);
+    }
+    world.caches.Leave("session");
+  }
+  static StoreOptions Options() {
+    StoreOptions options = SmallOptions();
+    options.max_pool_bytes = 12 * kMiB;
+    return options;
+  }
+  absl::Status Open(const std::string& tenant, const std::string& name, size_t capacity_bytes) {
+    return world.caches.Open(tenant, Spec(name, capacity_bytes), "other").status();
+  }
+
+  std::set<uint64_t> held;
+  World world;
+  std::vector<uint64_t> ids;
+};
+
+// What leaves counts until it has left, and its room is the caller's afterwards.
+TEST(ReplacedCaches, LeaveTheirRoomToTheCaller) {
+  FullWorld* full = nullptr;
+  std::vector<absl::Status> thieves;
+  FullWorld made([&](const Caches::CachePointer& cache) {
+    thieves.push_back(full->Open("thief", "x", kMiB));
+    EXPECT_EQ(full->world.caches.Remove(cache->cache_id), cache);
+    thieves.push_back(full->Open("thief", "x", kMiB));
+  });
+  full = &made;
+  EXPECT_TRUE(made.Open("a", "new", 12 * kMiB).ok());
+  EXPECT_EQ(thieves.size(), 4u);
+  for (const absl::Status& status : thieves) {
+    ExpectRefused(status, StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);
+  }
+  EXPECT_EQ(made.world.caches.All().size(), 1u);
+}
+
+TEST(ReplacedCaches, CountWhenTheyStay) {
+  FullWorld full([](const Caches::CachePointer&) {});  // a session uses them meanwhile
+  ExpectRefused(full.Open("a", "new", 6 * kMiB), StatusCode::kResourceExhausted, "capacity_bytes",
+                kRetryMemory);
+  EXPECT_EQ(full.world.caches.All().size(), 2u);
+  EXPECT_TRUE(full.Open("a", "1", 6 * kMiB).ok());
+  ExpectRefused(full.Open("thief", "x", kMiB), StatusCode::kResourceExhausted, "capacity_bytes",
+                kRetryMemory);
+}
+
+TEST(ReplacedCaches, AreNeverHeldOnes) {
+  std::vector<uint64_t> dropped;
+  FullWorld* full = nullptr;
+  FullWorld made([&](const Caches::CachePointer& cache) {
+    dropped.push_back(cache->cache_id);
+    full->world.caches.Remove(cache->cache_id);
+  });
+  full = &made;
+  made.held = {made.ids[0]};
+  ExpectRefused(made.Open("a", "new", 7 * kMiB), StatusCode::kResourceExhausted, "capacity_bytes",
+                kRetryMemory);
+  EXPECT_TRUE(dropped.empty());
+  EXPECT_TRUE(made.Open("a", "new", 6 * kMiB).ok());
+  EXPECT_EQ(dropped, std::vector<uint64_t>{made.ids[1]});
+}
+
+// A call that opens one that is leaving waits, and makes it anew.
+TEST(ReplacedCaches, AreMadeAnewForOthers) {
+  FullWorld* full = nullptr;
+  std::future<absl::Status> joiner;
+  FullWorld made([&](const Caches::CachePointer& cache) {
+    if (!joiner.valid()) {
+      joiner = std::async(std::launch::async, [&] { return full->Open("a", "1", kMiB); });
+      EXPECT_EQ(joiner.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+    }
+    full->world.caches.Remove(cache->cache_id);
+  });
+  full = &made;
+  EXPECT_TRUE(made.Open("a", "new", 8 * kMiB).ok());
+  const absl::Status joined = joiner.get();
+  EXPECT_TRUE(joined.ok()) << joined;
+  EXPECT_EQ(made.world.caches.All().size(), 2u);
 }
 
 TEST(Caches, AreMadeByOneOfManyThreads) {

@@ -1,5 +1,8 @@
 // Caches that no session uses make room for new ones of their tenant.
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -36,7 +39,12 @@ class UnusedCaches : public ::testing::Test {
  protected:
   void Start(const StoreOptions& options) {
     store_.reset();
-    auto store = Store::Create(options);
+    StoreOptions reporting = options;
+    reporting.on_cache_evicted = [this](const std::string& tenant, const CacheInfo& cache) {
+      EXPECT_EQ(tenant, kTenant);
+      dropped_.push_back(cache.spec.name);
+    };
+    auto store = Store::Create(reporting);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
   }
@@ -44,6 +52,7 @@ class UnusedCaches : public ::testing::Test {
   // Returns the cache's id, or 0 when it is refused.
   uint64_t Open(const std::string& name, const std::string& session,
                 const std::string& tenant = kTenant, size_t capacity_bytes = 32 * kMiB) {
+    dropped_.clear();
     CacheSpec spec = SmallSpec(name);
     spec.capacity_bytes = capacity_bytes;
     const auto opened = store_->OpenCache(tenant, spec, session);
@@ -51,8 +60,6 @@ class UnusedCaches : public ::testing::Test {
       EXPECT_EQ(opened.status().code(), absl::StatusCode::kResourceExhausted) << opened.status();
       return 0;
     }
-    dropped_.clear();
-    for (const CacheInfo& info : opened->dropped) dropped_.push_back(info.spec.name);
     return opened->cache_id;
   }
 
@@ -77,7 +84,7 @@ class UnusedCaches : public ::testing::Test {
   }
 
   std::unique_ptr<Store> store_;
-  std::vector<std::string> dropped_;  // by the last successful Open
+  std::vector<std::string> dropped_;  // by the last Open
 };
 
 TEST_F(UnusedCaches, LeaveInTheOrderInWhichTheirSessionsEnded) {
@@ -133,6 +140,49 @@ TEST_F(UnusedCaches, StayWithAPinnedPrefixASequenceOrAnotherTenant) {
   ASSERT_TRUE(store_->PinSequence(kTenant, prefix, absl::ZeroDuration()).ok());
   ASSERT_NE(Open("new", "s3", kTenant, 32 * kMiB), 0u);
   EXPECT_THAT(dropped_, ElementsAre("pinned"));
+}
+
+class ShortMachine : public UnusedCaches {
+ protected:
+  ShortMachine() {
+    root_ = (std::filesystem::temp_directory_path() / "unused_XXXXXX").string();
+    EXPECT_NE(mkdtemp(root_.data()), nullptr);
+    std::filesystem::create_directories(root_ + "/proc");
+  }
+  ~ShortMachine() override { std::filesystem::remove_all(root_); }
+
+  void SetAvailable(size_t bytes) const {
+    std::ofstream(root_ + "/proc/meminfo") << "MemAvailable: " << (bytes >> 10) << " kB\n";
+  }
+  // A store that may have more than the machine has.
+  void StartWith(size_t available_bytes) {
+    SetAvailable(available_bytes);
+    StoreOptions options = Options(8);
+    options.max_pool_bytes = 1024 * kMiB;
+    options.memory_root = root_;
+    Start(options);
+  }
+
+  std::string root_;
+};
+
+TEST_F(ShortMachine, GetsTheMemoryOfUnusedCaches) {
+  StartWith(100 * kMiB);
+  for (const char* name : {"a", "b", "c"}) ASSERT_NE(Open(name, "s1"), 0u);
+  EXPECT_EQ(Open("d", "s2"), 0u);
+  store_->DropSession("s1");
+  ASSERT_NE(Open("d", "s2", kTenant, 64 * kMiB), 0u);
+  EXPECT_THAT(dropped_, ElementsAre("a", "b"));
+}
+
+TEST_F(ShortMachine, KeepsThemWhenTheirMemoryWouldNotSuffice) {
+  StartWith(100 * kMiB);
+  ASSERT_NE(Open("a", "s1", kTenant, 16 * kMiB), 0u);
+  ASSERT_NE(Open("b", "s2", kTenant, 64 * kMiB), 0u);
+  store_->DropSession("s1");
+  EXPECT_EQ(Open("c", "s2", kTenant, 40 * kMiB), 0u);
+  EXPECT_THAT(Names(), UnorderedElementsAre("a", "b"));
+  EXPECT_THAT(dropped_, ElementsAre());
 }
 
 TEST_F(UnusedCaches, WithoutASessionOrOfKeptSessionsAreInUse) {

@@ -76,6 +76,13 @@ int Run(const std::string& directory, const std::string& step) {
     kill(supervisor, SIGTERM);
     AwaitTerm(/*exit_code=*/2);
   }
+  if (step == "stop-and-ready") {  // becomes ready meanwhile, and then does not end in order
+    kill(supervisor, SIGTERM);
+    int number = 0;
+    sigwait(&term, &number);
+    if (!ready()) return 98;
+    return 1;
+  }
   if (step == "stop-and-crash") {
     kill(supervisor, SIGTERM);
     EndBy(SIGSEGV);

@@ -88,6 +88,7 @@ TEST_F(SupervisorTest, AStopDuringAStartThatFailsIsAStop) {
   EXPECT_EQ(Run({"stop-and-bad-config"}).exit_code, 0);
   EXPECT_EQ(Run({"stop-before-a-handler"}).exit_code, 0);
   EXPECT_EQ(Run({"stop-and-crash"}).exit_code, 1);
+  EXPECT_EQ(Run({"stop-and-ready"}).exit_code, 1);
 }
 
 TEST_F(SupervisorTest, StartsAnotherWhenAWorkerThatServedDies) {

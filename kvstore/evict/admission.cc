@@ -72,8 +72,8 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
   const PoolUsage usage = cache.pool->usage();
   FreeMap free = cache.pool->free_map();
   Admission admission{.needed_bytes = demand.bytes(), .limit_bytes = usage.limit_bytes};
-  const BuddyAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
-  const FreeMap most(empty.free(), 0, usage.limit_bytes);
+  const RunAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
+  const FreeMap most(empty, usage.limit_bytes);
   if (!most.Fits(demand)) {
     admission.verdict = Verdict::kExceedsCapacity;
     admission.shortfall_bytes = most.ShortfallBytes(demand);
@@ -85,7 +85,7 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
   }
   const std::vector<Candidate> candidates = evictor.Candidates(cache, /*retained_only=*/false);
   for (const Victim& victim : evictor.Plan(cache, candidates)) {
-    for (const ExtentRef extent : victim.extents) free.Free(extent);
+    for (const UnitRange units : victim.extents) free.Free(units);
     admission.bytes_to_evict += victim.bytes();
     if (!free.Fits(demand)) continue;
     admission.verdict = Verdict::kFitsAfterEviction;

@@ -17,15 +17,15 @@ struct Cut {
 // Counts down the remaining users of each part of a segment.
 class FreedExtentCounter {
  public:
-  FreedExtentCounter(const StoredLayers& layers, std::vector<ExtentRef>& extents)
+  FreedExtentCounter(const StoredLayers& layers, std::vector<UnitRange>& extents)
       : layers_(layers), extents_(&extents) {}
 
-  void Collect(std::vector<ExtentRef>& extents) { extents_ = &extents; }
+  void Collect(std::vector<UnitRange>& extents) { extents_ = &extents; }
 
   void Release(const SegmentEntry& entry) {
     if (!IsLast(entry.rows.get(), entry.rows->user_count())) return ReleaseIndexes(entry);
     for (uint32_t head = 0; head < layers_.head_count; ++head) {
-      extents_->push_back(entry.rows->extent(head));
+      extents_->push_back(entry.rows->units(head));
     }
     ReleaseIndexes(entry);
   }
@@ -37,10 +37,10 @@ class FreedExtentCounter {
       for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
         const SegmentIndex::Layer& layer = index->layer(slot);
         if (layer.data != nullptr && IsLast(layer.data.get(), layer.data.use_count())) {
-          extents_->push_back(layer.data->ref());
+          extents_->push_back(layer.data->units());
         }
         if (layer.codebook != nullptr && IsLast(layer.codebook.get(), layer.codebook.use_count())) {
-          extents_->push_back(layer.codebook->extent());
+          extents_->push_back(layer.codebook->units());
         }
       }
     }
@@ -55,7 +55,7 @@ class FreedExtentCounter {
   }
 
   const StoredLayers& layers_;
-  std::vector<ExtentRef>* extents_;
+  std::vector<UnitRange>* extents_;
   std::unordered_map<const void*, int64_t> left_;
 };
 
@@ -89,7 +89,7 @@ void CutRetained(size_t candidate, const SegmentList& list, EvictionPolicy polic
 
 size_t Victim::bytes() const {
   size_t bytes = 0;
-  for (const ExtentRef extent : extents) bytes += extent.size_bytes();
+  for (const UnitRange units : extents) bytes += units.size_bytes();
   return bytes;
 }
 
@@ -120,7 +120,7 @@ std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const St
   });
   std::vector<Victim> victims;
   victims.reserve(cuts.size());
-  std::vector<ExtentRef> none;
+  std::vector<UnitRange> none;
   FreedExtentCounter releaser(layers, none);
   for (Cut& cut : cuts) {
     releaser.Collect(cut.victim.extents);

@@ -33,7 +33,7 @@ struct Victim {
   size_t candidate = 0;            // ordinal of the candidate
   uint32_t keep_tokens = 0;        // tokens of the sequence that remain; 0: all are evicted
   double score = 0;                // the policy's score; the lowest is evicted first
-  std::vector<ExtentRef> extents;  // extents that this step frees, after all steps before it
+  std::vector<UnitRange> extents;  // extents that this step frees, after all steps before it
 
   size_t bytes() const;
 };

@@ -56,7 +56,7 @@ bool Evictor::MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes) 
   const std::vector<Victim> victims = Plan(cache, candidates);
   size_t count = 0;
   while (count < victims.size() && !free.Fits(demand)) {
-    for (const ExtentRef extent : victims[count].extents) free.Free(extent);
+    for (const UnitRange units : victims[count].extents) free.Free(units);
     ++count;
   }
   if (!free.Fits(demand)) return false;

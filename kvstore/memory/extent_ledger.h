@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kvstore/read/layout.h"
+#include "kvstore/memory/unit_range.h"
 
 namespace pqcached::kvstore {
 
@@ -14,9 +14,9 @@ class ExtentLedger {
   virtual ~ExtentLedger() = default;
 
   // Called before an extent is allocated.
-  virtual void MarkUsed(ExtentRef extent) = 0;
+  virtual void MarkUsed(UnitRange units) = 0;
   // Called before an extent returns to the free lists.
-  virtual void MarkFree(ExtentRef extent) = 0;
+  virtual void MarkFree(UnitRange units) = 0;
   // Returns whether a unit is marked as used, possibly by an earlier process.
   virtual bool is_used(uint32_t unit) const = 0;
   // Returns whether the ledger is closed: extents that are freed later stay in use for the next

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -107,7 +107,7 @@ Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes,
       quota_bytes_(options.quota_bytes),
       idle_reserve_bytes_(options.idle_reserve_bytes),
       strict_(options.strict),
-      buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
+      units_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
       limit_bytes_(options.quota_bytes) {}
 
 Pool::~Pool() {
@@ -143,45 +143,43 @@ void Pool::TouchInBackground() {
   }
 }
 
-std::vector<ExtentRef> Pool::NextFree(size_t size_bytes) const {
-  std::vector<ExtentRef> extents;
+std::vector<UnitRange> Pool::NextFree(size_t size_bytes) const {
+  std::vector<UnitRange> runs;
   size_t found_bytes = 0;
-  for (uint32_t order = 0; order < buddy_.free().size(); ++order) {
-    for (const uint32_t unit : buddy_.free()[order]) {
-      if (found_bytes >= size_bytes) return extents;
-      extents.push_back({.unit = unit, .order = order});
-      found_bytes += extents.back().size_bytes();
-    }
+  for (const auto& [count, begin] : units_.runs()) {
+    if (found_bytes >= size_bytes) break;
+    runs.push_back({.begin = begin, .count = count});
+    found_bytes += runs.back().size_bytes();
   }
-  return extents;
+  return runs;
 }
 
 void Pool::TouchReserve() {
-  std::vector<ExtentRef> extents;
+  std::vector<UnitRange> runs;
   size_t wanted_bytes = 0;
   {
     const MutexLock lock(&mutex_);
-    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
     wanted_bytes = std::min(idle_reserve_bytes_, limit_bytes_ - std::min(limit_bytes_, used_bytes));
-    extents = NextFree(wanted_bytes);
+    runs = NextFree(wanted_bytes);
     touch_wanted_ = false;
     allocated_since_touch_bytes_ = 0;
   }
-  const bool touched = TouchExtents(extents, wanted_bytes);
+  const bool touched = TouchRuns(runs, wanted_bytes);
   const MutexLock lock(&mutex_);
   reserve_touched_ = touched;
 }
 
-bool Pool::TouchExtents(std::span<const ExtentRef> extents, size_t wanted_bytes) {
-  for (const ExtentRef extent : extents) {
-    const size_t end = std::min(extent.size_bytes(), wanted_bytes);
+bool Pool::TouchRuns(std::span<const UnitRange> runs, size_t wanted_bytes) {
+  for (const UnitRange run : runs) {
+    const size_t end = std::min(run.size_bytes(), wanted_bytes);
     wanted_bytes -= end;
     for (size_t begin = 0; begin < end; begin += kTouchBytes) {
-      const size_t size_bytes = std::min(kTouchBytes, extent.size_bytes() - begin);
+      const size_t size_bytes = std::min(kTouchBytes, run.size_bytes() - begin);
       if (size_bytes > end - begin) break;  // a whole piece would exceed the reserve
       if (stop_touching_.load(std::memory_order_relaxed) ||
           touching_paused_.load(std::memory_order_relaxed) ||
-          !granted_->Ensure(extent.offset_bytes() + begin, size_bytes).ok()) {
+          !granted_->Ensure(run.offset_bytes() + begin, size_bytes).ok()) {
         return false;
       }
     }
@@ -207,19 +205,23 @@ absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes
 }
 
 absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> sizes_bytes) {
-  std::vector<ExtentRef> refs;
-  refs.reserve(sizes_bytes.size());
+  std::vector<UnitRange> places(sizes_bytes.size());
+  std::vector<uint32_t> longest_first(sizes_bytes.size());  // what they leave is for shorter ones
+  std::iota(longest_first.begin(), longest_first.end(), 0u);
+  std::stable_sort(longest_first.begin(), longest_first.end(),
+                   [&](uint32_t a, uint32_t b) { return sizes_bytes[a] > sizes_bytes[b]; });
   size_t wanted_bytes = 0;
-  for (const size_t size_bytes : sizes_bytes) {
-    refs.push_back(ExtentRef{.unit = 0, .order = OrderFor(size_bytes)});
-    wanted_bytes += refs.back().size_bytes();
+  for (size_t i = 0; i < places.size(); ++i) {
+    const size_t units = std::min(UnitsFor(sizes_bytes[i]), size_t{1} << kMaxExtentOrder);
+    places[i].count = static_cast<uint32_t>(units);
+    wanted_bytes += UnitsFor(sizes_bytes[i]) << kExtentUnitShift;
   }
   size_t shortfall_bytes = 0;
   std::string why;
   {
     const MutexLock lock(&mutex_);
-    const size_t free_bytes = static_cast<size_t>(buddy_.free_units()) << kExtentUnitShift;
-    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    const size_t free_bytes = static_cast<size_t>(units_.free_units()) << kExtentUnitShift;
+    const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
     if (used_bytes + wanted_bytes > limit_bytes_) {
       shortfall_bytes = used_bytes + wanted_bytes - limit_bytes_;
       why = limit_reason_;
@@ -230,18 +232,20 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
     if (wanted_bytes > free_bytes) {
       shortfall_bytes = std::max(shortfall_bytes, wanted_bytes - free_bytes);
     }
-    for (size_t i = 0; shortfall_bytes == 0 && i < refs.size(); ++i) {
-      const auto unit = buddy_.Allocate(refs[i].order);
+    for (size_t i = 0; shortfall_bytes == 0 && i < places.size(); ++i) {
+      UnitRange& place = places[longest_first[i]];
+      const auto unit = units_.Allocate(place.count);
       if (unit.has_value()) {
-        refs[i].unit = *unit;
+        place.begin = *unit;
         continue;
       }
-      shortfall_bytes = refs[i].size_bytes() -
-                        (static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift);
-      for (size_t j = 0; j < i; ++j) buddy_.Free(refs[j].unit, refs[j].order);
+      const size_t longest_bytes = size_t{units_.longest_run()} << kExtentUnitShift;
+      shortfall_bytes = std::max(kMinExtentBytes,
+                                 place.size_bytes() - std::min(place.size_bytes(), longest_bytes));
+      for (size_t j = 0; j < i; ++j) units_.Free(places[longest_first[j]]);
     }
-    for (size_t i = 0; shortfall_bytes == 0 && ledger_ != nullptr && i < refs.size(); ++i) {
-      ledger_->MarkUsed(refs[i]);
+    for (size_t i = 0; shortfall_bytes == 0 && ledger_ != nullptr && i < places.size(); ++i) {
+      ledger_->MarkUsed(places[i]);
     }
     if (shortfall_bytes == 0) CountAllocated(wanted_bytes);
   }
@@ -252,14 +256,17 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
                              kRetryMemory);
   }
   std::vector<Extent> extents;
-  extents.reserve(refs.size());
-  for (const ExtentRef ref : refs) extents.emplace_back(shared_from_this(), ref);
+  extents.reserve(places.size());
+  for (const UnitRange place : places) {
+    const ExtentRef ref{.unit = place.begin, .order = OrderFor(place.size_bytes())};
+    extents.emplace_back(shared_from_this(), ref, place.count);
+  }
   RETURN_IF_ERROR(MakePresent(extents));
   return extents;
 }
 
 void Pool::CountAllocated(size_t size_bytes) {
-  const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+  const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
   peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes);
   allocated_since_touch_bytes_ += size_bytes;
   if (touch_wanted_ || allocated_since_touch_bytes_ < idle_reserve_bytes_ / kReserveParts) return;
@@ -269,8 +276,7 @@ void Pool::CountAllocated(size_t size_bytes) {
 
 absl::Status Pool::MakePresent(std::span<const Extent> extents) {
   for (const Extent& extent : extents) {
-    const ExtentRef ref = extent.ref();
-    if (absl::Status status = granted_->Ensure(ref.offset_bytes(), ref.size_bytes());
+    if (absl::Status status = granted_->Ensure(extent.units().offset_bytes(), extent.size_bytes());
         !status.ok()) {
       return PoolError(status);
     }
@@ -291,9 +297,8 @@ void Pool::SetReclaimer(Reclaimer reclaimer) {
 FreeMap Pool::free_map() const {
   const MutexLock lock(&mutex_);
   std::unordered_set<uint32_t> pinned_units;
-  for (const auto& [unit, order] : claimed_) pinned_units.insert(unit);
-  return {buddy_.free(), static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift, limit_bytes_,
-          std::move(pinned_units)};
+  for (const auto& [unit, count] : claimed_) pinned_units.insert(unit);
+  return {units_, limit_bytes_, std::move(pinned_units)};
 }
 
 void Pool::SetUseLimit(size_t bytes, std::string why) {
@@ -307,19 +312,20 @@ void Pool::SetUseLimit(size_t bytes, std::string why) {
   touch_.SignalAll();
 }
 
-void Pool::VisitFree(size_t piece_bytes, absl::FunctionRef<bool(ExtentRef piece)> visit) const {
-  std::vector<std::set<uint32_t>> free;
+void Pool::VisitFree(size_t piece_bytes, absl::FunctionRef<bool(UnitRange piece)> visit) const {
+  std::set<std::pair<uint32_t, uint32_t>> runs;
   {
     const MutexLock lock(&mutex_);
-    free = buddy_.free();
+    runs = units_.runs();
   }
-  for (uint32_t order = static_cast<uint32_t>(free.size()); order-- > 0;) {
-    const uint32_t piece = std::min(order, OrderFor(piece_bytes));
-    for (auto first = free[order].rbegin(); first != free[order].rend(); ++first) {
-      for (uint64_t count = uint64_t{1} << (order - piece); count-- > 0;) {
-        const auto unit = static_cast<uint32_t>(*first + (count << piece));
-        if (!visit({.unit = unit, .order = piece})) return;
-      }
+  const auto piece = static_cast<uint32_t>(piece_bytes >> kExtentUnitShift);
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+    const auto& [count, begin] = *run;
+    uint32_t end = begin + count;
+    while (end > begin) {  // pieces are aligned, as pages are
+      const uint32_t first = std::max(begin, (end - 1) / piece * piece);
+      if (!visit({.begin = first, .count = end - first})) return;
+      end = first;
     }
   }
 }
@@ -327,7 +333,7 @@ void Pool::VisitFree(size_t piece_bytes, absl::FunctionRef<bool(ExtentRef piece)
 size_t Pool::ReturnFreePages(size_t wanted_bytes) {
   if (strict_) return 0;
   size_t returned_bytes = 0;
-  VisitFree(kReturnBytes, [&](ExtentRef piece) {
+  VisitFree(kReturnBytes, [&](UnitRange piece) {
     if (returned_bytes >= wanted_bytes) return false;
     returned_bytes += ReturnPages(piece);
     return true;
@@ -340,7 +346,7 @@ size_t Pool::ReturnUnusedPages() {
   size_t allowed_bytes = idle_reserve_bytes_;
   {
     const MutexLock lock(&mutex_);
-    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
     const size_t most_bytes = std::max({used_bytes, peak_used_bytes_, previous_peak_bytes_});
     previous_peak_bytes_ = std::max(used_bytes, peak_used_bytes_);
     peak_used_bytes_ = used_bytes;
@@ -352,14 +358,14 @@ size_t Pool::ReturnUnusedPages() {
 
 // A piece that is allocated concurrently is overwritten by its owner.
 void Pool::EraseFree() {
-  VisitFree(kEraseBytes, [&](ExtentRef piece) {
-    if (!HasPages(piece)) return true;
+  VisitFree(kEraseBytes, [&](UnitRange units) {
+    if (!HasPages(units)) return true;
     {
       const MutexLock lock(&mutex_);
-      if (!buddy_.Claim(piece.unit, piece.order)) return true;
+      if (!units_.Claim(units)) return true;
     }
-    if (!RemovePages(piece)) std::memset(data(piece), 0, piece.size_bytes());
-    Free(piece);
+    if (!RemovePages(units)) std::memset(data(units), 0, units.size_bytes());
+    Free(units);
     return true;
   });
   EraseQuarantined();
@@ -372,105 +378,95 @@ void Pool::EraseFree() {
 
 // Takes the extents out of the quarantine meanwhile, so that its end does not free them.
 void Pool::EraseQuarantined() {
-  std::vector<ExtentRef> taken;
+  std::vector<UnitRange> taken;
   uint64_t ends = 0;
   {
     const MutexLock lock(&mutex_);
     taken.swap(quarantine_);
     ends = quarantine_ends_;
   }
-  for (const ExtentRef extent : taken) {
-    if (HasPages(extent) && !RemovePages(extent)) {
-      std::memset(data(extent), 0, extent.size_bytes());
-    }
+  for (const UnitRange units : taken) {
+    if (HasPages(units) && !RemovePages(units)) std::memset(data(units), 0, units.size_bytes());
   }
   const MutexLock lock(&mutex_);
   quarantine_.insert(quarantine_.end(), taken.begin(), taken.end());
   if (ends != quarantine_ends_) FreeQuarantined();
 }
 
-bool Pool::HasPages(ExtentRef extent) const {
-  const auto begin = static_cast<off_t>(extent.offset_bytes());
+bool Pool::HasPages(UnitRange units) const {
+  const auto begin = static_cast<off_t>(units.offset_bytes());
   const off_t present = lseek(memfd_.get(), begin, SEEK_DATA);
-  const off_t end = begin + static_cast<off_t>(extent.size_bytes());
+  const off_t end = begin + static_cast<off_t>(units.size_bytes());
   // If the file system does not support SEEK_DATA, assumes that there are pages.
   return present < 0 ? errno != ENXIO : present < end;
 }
 
 // Holds the lock while the pages are removed, so that the extent is not allocated concurrently. The
 // chunks count as absent before that, so that the next owner allocates their pages again.
-size_t Pool::ReturnPages(ExtentRef extent) {
-  if (!HasPages(extent)) return 0;
+size_t Pool::ReturnPages(UnitRange units) {
+  if (!HasPages(units)) return 0;
   size_t returned_bytes = 0;
-  granted_->Remove(extent.offset_bytes(), extent.size_bytes(), [&] {
+  granted_->Remove(units.offset_bytes(), units.size_bytes(), [&] {
     const MutexLock lock(&mutex_);
-    if (!buddy_.IsFree(extent.unit, extent.order)) return;
+    if (!units_.IsFree(units)) return;
     const size_t before_bytes = absent_bytes();
     PQC_CRASH_POINT();
-    if (madvise(data(extent), extent.size_bytes(), MADV_REMOVE) != 0) return;
+    if (madvise(data(units), units.size_bytes(), MADV_REMOVE) != 0) return;
     returned_bytes = absent_bytes() - before_bytes;
   });
   return returned_bytes;
 }
 
-bool Pool::RemovePages(ExtentRef extent) {
+bool Pool::RemovePages(UnitRange units) {
   bool removed = false;
-  granted_->Remove(extent.offset_bytes(), extent.size_bytes(), [&] {
+  granted_->Remove(units.offset_bytes(), units.size_bytes(), [&] {
     PQC_CRASH_POINT();
-    removed = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
+    removed = madvise(data(units), units.size_bytes(), MADV_REMOVE) == 0;
   });
   return removed;
 }
 
-void Pool::Free(ExtentRef extent) {
+void Pool::Free(UnitRange units) {
   const MutexLock lock(&mutex_);
   if (ledger_ != nullptr && ledger_->detached()) return;  // stays in use for the next process
-  if (claimed_.erase(extent.unit) > 0) {
-    quarantine_.push_back(extent);
+  if (claimed_.erase(units.begin) > 0) {
+    quarantine_.push_back(units);
     return;
   }
-  if (ledger_ != nullptr) ledger_->MarkFree(extent);
-  buddy_.Free(extent.unit, extent.order);
+  if (ledger_ != nullptr) ledger_->MarkFree(units);
+  units_.Free(units);
 }
 
-std::optional<Extent> Pool::Claim(ExtentRef extent) {
-  const uint64_t end = uint64_t{extent.unit} + (uint64_t{1} << std::min(extent.order, 32u));
-  if (end > capacity_bytes_ >> kExtentUnitShift) return std::nullopt;
+std::optional<Extent> Pool::Claim(ExtentRef extent, size_t size_bytes) {
+  const uint64_t unit_count = capacity_bytes_ >> kExtentUnitShift;
+  if (extent.order != OrderFor(size_bytes) || extent.order > kMaxExtentOrder ||
+      extent.unit + (uint64_t{1} << extent.order) > unit_count) {
+    return std::nullopt;
+  }
+  const UnitRange units{extent.unit, static_cast<uint32_t>(UnitsFor(size_bytes))};
   const MutexLock lock(&mutex_);
-  if (!buddy_.Claim(extent.unit, extent.order)) return std::nullopt;
-  claimed_.emplace(extent.unit, extent.order);
-  if (ledger_ != nullptr) ledger_->MarkUsed(extent);
-  return Extent(shared_from_this(), extent);
+  if (!units_.Claim(units)) return std::nullopt;
+  claimed_.emplace(units.begin, units.count);
+  if (ledger_ != nullptr) ledger_->MarkUsed(units);
+  return Extent(shared_from_this(), extent, units.count);
 }
 
 void Pool::BeginQuarantine() {
   const MutexLock lock(&mutex_);
   const auto unit_count = static_cast<uint32_t>(capacity_bytes_ >> kExtentUnitShift);
   std::vector<bool> known(unit_count);
-  for (const auto& [unit, order] : claimed_) {
-    std::fill_n(known.begin() + unit, uint32_t{1} << order, true);
-  }
-  for (const ExtentRef& extent : quarantine_) {
-    std::fill_n(known.begin() + extent.unit, uint32_t{1} << extent.order, true);
+  for (const auto& [unit, count] : claimed_) std::fill_n(known.begin() + unit, count, true);
+  for (const UnitRange units : quarantine_) {
+    std::fill_n(known.begin() + units.begin, units.count, true);
   }
   const auto is_orphan = [&](uint32_t unit) { return ledger_->is_used(unit) && !known[unit]; };
   for (uint32_t begin = 0; begin < unit_count; ++begin) {
     uint32_t end = begin;
     while (end < unit_count && is_orphan(end)) ++end;
     if (end == begin) continue;
-    Quarantine(begin, end);
+    const UnitRange orphans{.begin = begin, .count = end - begin};
+    if (units_.Claim(orphans)) quarantine_.push_back(orphans);
     begin = end;
-  }
-}
-
-// Covers the units with the longest aligned extents.
-void Pool::Quarantine(uint32_t begin, uint32_t end) {
-  while (begin < end) {
-    const uint32_t fits = static_cast<uint32_t>(std::bit_width(end - begin)) - 1;
-    const uint32_t aligned = begin == 0 ? fits : static_cast<uint32_t>(std::countr_zero(begin));
-    const ExtentRef extent{.unit = begin, .order = std::min({fits, aligned, kMaxExtentOrder})};
-    if (buddy_.Claim(extent.unit, extent.order)) quarantine_.push_back(extent);
-    begin += uint32_t{1} << extent.order;
   }
 }
 
@@ -485,9 +481,9 @@ bool Pool::EndQuarantine() {
 }
 
 void Pool::FreeQuarantined() {
-  for (const ExtentRef& extent : quarantine_) {
-    ledger_->MarkFree(extent);
-    buddy_.Free(extent.unit, extent.order);
+  for (const UnitRange units : quarantine_) {
+    ledger_->MarkFree(units);
+    units_.Free(units);
   }
   quarantine_.clear();
 }
@@ -495,12 +491,12 @@ void Pool::FreeQuarantined() {
 PoolUsage Pool::usage() const {
   const MutexLock lock(&mutex_);
   size_t quarantined_bytes = 0;
-  for (const ExtentRef& extent : quarantine_) quarantined_bytes += extent.size_bytes();
+  for (const UnitRange units : quarantine_) quarantined_bytes += units.size_bytes();
   return PoolUsage{
       .capacity_bytes = capacity_bytes_,
-      .used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift,
-      .free_bytes = static_cast<size_t>(buddy_.free_units()) << kExtentUnitShift,
-      .largest_free_bytes = static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift,
+      .used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift,
+      .free_bytes = static_cast<size_t>(units_.free_units()) << kExtentUnitShift,
+      .largest_free_bytes = static_cast<size_t>(units_.longest_run()) << kExtentUnitShift,
       .quarantined_bytes = quarantined_bytes,
       .limit_bytes = limit_bytes_,
   };

@@ -1,9 +1,10 @@
 // Pool allocates extents of one cache's memory.
 //
-// An *extent* is 2^order x kMinExtentBytes of contiguous bytes of a memfd that only the sidecar
-// writes. An Extent object owns one: its bytes return to the free lists when the object is
-// destroyed. A reader therefore holds the object (or a shared_ptr to its owner) while it reads the
-// bytes.
+// An *extent* is a number of consecutive units (kMinExtentBytes) of a memfd that only the sidecar
+// writes. An ExtentRef names it by a block of 2^order units that begins with it and is long enough;
+// the units of the block behind the extent belong to others. An Extent object owns an extent: its
+// units are free when the object is destroyed. A reader therefore holds the object (or a shared_ptr
+// to its owner) while it reads the bytes.
 //
 // A pool has the pages of its extents, of an *idle reserve* of free memory, which a thread keeps
 // present ahead of the next allocations, and of free memory that was used a short while ago
@@ -30,10 +31,10 @@
 #include "absl/status/statusor.h"
 #include "kvstore/limits/granted_memory.h"
 #include "kvstore/limits/memory_ledger.h"
-#include "kvstore/memory/buddy.h"
 #include "kvstore/memory/extent_ledger.h"
 #include "kvstore/memory/free_map.h"
 #include "kvstore/memory/memfd.h"
+#include "kvstore/memory/run_allocator.h"
 #include "kvstore/mutex.h"
 #include "kvstore/read/layout.h"
 
@@ -84,16 +85,17 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Allocates one extent per size, each rounded up to the next power of two, with all of its pages;
-  // all or none. Contents are unspecified. Calls the reclaimer if there is not enough memory.
+  // Allocates one extent per size, each rounded up to whole units, with all of its pages; all or
+  // none. Contents are unspecified. Calls the reclaimer if there is not enough memory.
   //
   // Errors: kResourceExhausted  not enough memory, or no free run is long enough, or the machine
   //                             has no pages for them (the message gives the shortfall in bytes)
   absl::StatusOr<std::vector<Extent>> Allocate(std::span<const size_t> sizes_bytes);
 
-  // Recovery: takes over an extent that an earlier process had allocated. Returns nothing if it is
-  // out of range or overlaps another extent.
-  std::optional<Extent> Claim(ExtentRef extent);
+  // Recovery: takes over an extent of `size_bytes` that an earlier process had allocated. Returns
+  // nothing if the reference has another order than that size, is out of range, or overlaps another
+  // extent.
+  std::optional<Extent> Claim(ExtentRef extent, size_t size_bytes);
   // Recovery, after all claims: quarantines the units that the ledger marks as used and that no
   // Claim took over. Until EndQuarantine, freed extents that were claimed are quarantined, too.
   void BeginQuarantine();
@@ -150,14 +152,13 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   Pool(FileDescriptor memfd, Options options, size_t page_bytes,
        std::unique_ptr<GrantedMemory> granted);
-  void Quarantine(uint32_t begin, uint32_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartTouching();
   void TouchInBackground();
-  // Returns free extents of `size_bytes` or more, or all, in the order in which they are allocated.
-  std::vector<ExtentRef> NextFree(size_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Allocates pages of the first `wanted_bytes` of the extents, until touching ends or pauses;
-  // returns whether all of them are there.
-  bool TouchExtents(std::span<const ExtentRef> extents, size_t wanted_bytes);
+  // Returns free units of `size_bytes` or more, or all, in the order in which they are allocated.
+  std::vector<UnitRange> NextFree(size_t size_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Allocates pages of the first `wanted_bytes` of the runs, until touching ends or pauses; returns
+  // whether all of them are there.
+  bool TouchRuns(std::span<const UnitRange> runs, size_t wanted_bytes);
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
   // Counts bytes that were allocated, and wakes the toucher when they have used enough of the idle
   // reserve.
@@ -165,17 +166,18 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Allocates the pages of extents.
   absl::Status MakePresent(std::span<const Extent> extents);
   bool Reclaim(std::span<const size_t> sizes_bytes);
-  // Calls `visit` with the free extents, those first that are allocated last, in pieces of at most
+  // Calls `visit` with the free units, those first that are allocated last, in pieces of at most
   // `piece_bytes`, until it returns false.
-  void VisitFree(size_t piece_bytes, absl::FunctionRef<bool(ExtentRef piece)> visit) const;
-  // Returns whether pages back a part of the extent.
-  bool HasPages(ExtentRef extent) const;
-  // Removes the pages of the extent if it is free; returns the number of bytes.
-  size_t ReturnPages(ExtentRef extent);
-  bool RemovePages(ExtentRef extent);
+  void VisitFree(size_t piece_bytes, absl::FunctionRef<bool(UnitRange piece)> visit) const;
+  // Returns whether pages back a part of the units.
+  bool HasPages(UnitRange units) const;
+  // Removes the pages of the units if they are free; returns the number of bytes.
+  size_t ReturnPages(UnitRange units);
+  bool RemovePages(UnitRange units);
   void EraseQuarantined();
   void FreeQuarantined() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Free(ExtentRef extent);
+  std::byte* data(UnitRange units) const { return base_ + units.offset_bytes(); }
+  void Free(UnitRange units);
 
   const FileDescriptor memfd_;
   const Mapping mapping_;
@@ -189,9 +191,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const bool strict_;
 
   mutable Mutex mutex_;
-  BuddyAllocator buddy_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<uint32_t, uint32_t> claimed_ ABSL_GUARDED_BY(mutex_);  // unit -> order
-  std::vector<ExtentRef> quarantine_ ABSL_GUARDED_BY(mutex_);
+  RunAllocator units_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint32_t, uint32_t> claimed_ ABSL_GUARDED_BY(mutex_);  // unit -> count
+  std::vector<UnitRange> quarantine_ ABSL_GUARDED_BY(mutex_);
   uint64_t quarantine_ends_ ABSL_GUARDED_BY(mutex_) = 0;  // calls of EndQuarantine
   size_t limit_bytes_ ABSL_GUARDED_BY(mutex_);
   std::string limit_reason_ ABSL_GUARDED_BY(mutex_);
@@ -216,8 +218,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
 class Extent {
  public:
   Extent() = default;
-  Extent(std::shared_ptr<Pool> pool, ExtentRef ref) : pool_(std::move(pool)), ref_(ref) {}
-  Extent(Extent&& other) noexcept : pool_(std::move(other.pool_)), ref_(other.ref_) {
+  // `unit_count`: at most those that `ref` names.
+  Extent(std::shared_ptr<Pool> pool, ExtentRef ref, uint32_t unit_count)
+      : pool_(std::move(pool)), ref_(ref), unit_count_(unit_count) {}
+  Extent(Extent&& other) noexcept
+      : pool_(std::move(other.pool_)), ref_(other.ref_), unit_count_(other.unit_count_) {
     other.ref_ = ExtentRef{};
   }
   Extent& operator=(Extent&& other) noexcept {
@@ -225,6 +230,7 @@ class Extent {
       Release();
       pool_ = std::move(other.pool_);
       ref_ = other.ref_;
+      unit_count_ = other.unit_count_;
       other.ref_ = ExtentRef{};
     }
     return *this;
@@ -232,19 +238,21 @@ class Extent {
   ~Extent() { Release(); }
 
   ExtentRef ref() const { return ref_; }
-  size_t size_bytes() const { return ref_.size_bytes(); }
+  UnitRange units() const { return {ref_.unit, ref_.valid() ? unit_count_ : 0}; }
+  size_t size_bytes() const { return units().size_bytes(); }
   // REQUIRES: ref().valid().
   std::byte* data() const { return pool_->data(ref_); }
 
  private:
   void Release() {
-    if (ref_.valid()) pool_->Free(ref_);
+    if (ref_.valid()) pool_->Free(units());
     ref_ = ExtentRef{};
     pool_.reset();
   }
 
   std::shared_ptr<Pool> pool_;
   ExtentRef ref_;
+  uint32_t unit_count_ = 0;
 };
 
 }  // namespace pqcached::kvstore

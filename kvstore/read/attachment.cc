@@ -34,10 +34,9 @@ std::string At(std::string_view what, size_t i) {
   return std::string(what) + "[" + std::to_string(i) + "]";
 }
 
-// Returns true when the extent lies in the pool and is aligned as the buddy allocator aligns it.
+// Returns true when the block that names the extent lies in the pool.
 bool IsInPool(const ExtentRef& extent, size_t pool_bytes) {
-  return extent.order <= kMaxExtentOrder && extent.unit % (uint32_t{1} << extent.order) == 0 &&
-         extent.offset_bytes() <= pool_bytes &&
+  return extent.order <= kMaxExtentOrder && extent.offset_bytes() <= pool_bytes &&
          extent.size_bytes() <= pool_bytes - extent.offset_bytes();
 }
 

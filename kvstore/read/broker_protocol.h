@@ -27,7 +27,10 @@
 namespace pqcached::kvstore {
 
 inline constexpr char kBrokerSuffix[] = ".broker";
-inline constexpr uint32_t kBrokerVersion = 2;  // 1: without BrokerReply::field and retry_ms
+// Version of these structs, and of the rules for extents in attachments.
+//   2  BrokerReply has field and retry_ms
+//   3  extents are not aligned to their size
+inline constexpr uint32_t kBrokerVersion = 3;
 
 enum class BrokerCall : uint32_t {
   kHello = 1,        // opens a session; descriptor: the control memory, read-only

@@ -71,7 +71,9 @@ inline constexpr uint32_t kMaxExcludedRanges = 16;
 inline constexpr uint32_t kMaxQueryLength = 8;
 inline constexpr uint32_t kMaxRangeQueryLength = 8192;  // of attention over a range
 
-// Location and size of an extent in its pool. order == kNoExtent marks the absence of an extent.
+// Location of an extent in its pool, and the block of 2^order units that it begins and that is long
+// enough for it; the sidecar may use the rest of the block for other extents. order == kNoExtent
+// marks the absence of an extent.
 struct ExtentRef {
   static constexpr uint32_t kNoExtent = 0xffffffffu;
   uint32_t unit = 0;  // offset in the pool / kMinExtentBytes

@@ -143,9 +143,9 @@ RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDesc
   numbers_[2] = SlotNumbers(identities_.count());
 }
 
-void RecordTable::Mark(ExtentRef extent, uint8_t used) {
+void RecordTable::Mark(UnitRange units, uint8_t used) {
   if (detached()) return;
-  FillUnordered({in_use_ + extent.unit, size_t{1} << extent.order}, used);
+  FillUnordered({in_use_ + units.begin, units.count}, used);
   DurableFence();  // stored before the writes that follow
 }
 

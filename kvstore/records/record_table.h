@@ -43,9 +43,10 @@ namespace pqcached::kvstore {
 class RecordTable;
 
 // Version of the structs that are stored in the records: those of sequence/sequence_record.h and
-// names_record.h, the specs of caches (cache_image.h), and the areas of a table. A change of any of
-// them raises it (tests/kvstore/read/layout_version_test.cc has rows of the structs).
-inline constexpr uint32_t kRecordVersion = 3;
+// names_record.h, the specs of caches (cache_image.h), the areas of a table, and the units that an
+// extent has. A change of any of them raises it (tests/kvstore/read/layout_version_test.cc has rows
+// of the structs).
+inline constexpr uint32_t kRecordVersion = 4;  // before, an extent was a whole, aligned block
 
 enum class RecordKind : uint8_t { kRows, kLayer, kSequence };
 
@@ -117,8 +118,8 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   int descriptor() const { return memory_descriptor_.get(); }
 
   // Record the state of the pool's units; called under the pool's lock.
-  void MarkUsed(ExtentRef extent) override { Mark(extent, 1); }
-  void MarkFree(ExtentRef extent) override { Mark(extent, 0); }
+  void MarkUsed(UnitRange units) override { Mark(units, 1); }
+  void MarkFree(UnitRange units) override { Mark(units, 0); }
   bool is_used(uint32_t unit) const override;
 
   // Stops all writes: the current content stays for the next process.
@@ -168,7 +169,7 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   SlotNumbers& numbers(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return numbers_[static_cast<size_t>(kind)];
   }
-  void Mark(ExtentRef extent, uint8_t used);
+  void Mark(UnitRange units, uint8_t used);
   // Allocates the pages of all slots of a number.
   absl::Status MakePresent(RecordKind kind, uint32_t number);
   absl::Status MakePresent(std::span<const std::byte> bytes);

@@ -59,6 +59,7 @@ class Codebook {
   CodebookHeader& header() const { return *reinterpret_cast<CodebookHeader*>(extent_.data()); }
   std::span<float> centroids(uint32_t kv_head) const;
   ExtentRef extent() const { return extent_.ref(); }
+  UnitRange units() const { return extent_.units(); }
   size_t used_bytes() const { return extent_.size_bytes(); }
   // Returns the size of the centroids, which statistics report.
   size_t content_bytes() const;
@@ -84,6 +85,7 @@ class SegmentRows {
   uint32_t end_capacity() const { return first_position_ + slot_capacity_; }
   std::byte* rows(uint32_t head) const { return extents_[head].data(); }
   ExtentRef extent(uint32_t head) const { return extents_[head].ref(); }
+  UnitRange units(uint32_t head) const { return extents_[head].units(); }
   // Returns the rows of each kv head of a layer: [kv_heads].
   std::span<const std::byte* const> heads(const StoredLayers::Layer& layer) const {
     return std::span(pointers_).subspan(layer.first_head, layer.shape.kv_heads);
@@ -127,6 +129,7 @@ class IndexData {
 
   std::byte* data() const { return extent_.data(); }
   ExtentRef ref() const { return extent_.ref(); }
+  UnitRange units() const { return extent_.units(); }
   size_t size_bytes() const { return extent_.size_bytes(); }
   // Same as the functions of SegmentRows.
   RecordSlot& record() const { return record_; }

@@ -243,10 +243,7 @@ std::shared_ptr<const SegmentRows> CacheRecovery::ReadRows(uint32_t number) {
   std::vector<Extent> extents;
   for (uint32_t head = 0; head < refs.size(); ++head) {
     const LayerShape& shape = cache_.layers.layers[cache_.layers.SlotOfHead(head)].shape;
-    if (refs[head].order != OrderFor(size_t{record.slot_capacity} * shape.row_bytes)) {
-      return nullptr;
-    }
-    auto extent = cache_.pool->Claim(refs[head]);
+    auto extent = cache_.pool->Claim(refs[head], size_t{record.slot_capacity} * shape.row_bytes);
     if (!extent.has_value()) return nullptr;
     extents.push_back(*std::move(extent));
   }
@@ -280,11 +277,9 @@ SegmentIndex::Layer CacheRecovery::LayerOf(uint32_t number, const LayerRecord& w
 SegmentIndex::Layer CacheRecovery::MakeLayer(uint32_t number, const LayerRecord& record) {
   const LayerShape& shape = cache_.layers.layers[record.layer_slot].shape;
   auto codebook = CodebookOf(record, shape);
-  if (codebook == nullptr || record.data.order != OrderFor(SegmentIndex::LayerBytes(
-                                                      record.index, shape, record.slot_capacity))) {
-    return {};
-  }
-  auto extent = cache_.pool->Claim(record.data);
+  if (codebook == nullptr) return {};
+  auto extent = cache_.pool->Claim(
+      record.data, SegmentIndex::LayerBytes(record.index, shape, record.slot_capacity));
   if (!extent.has_value()) return {};
   auto layer = SegmentIndex::RecoverLayer(shape, record.slot_capacity, *std::move(extent),
                                           std::move(codebook));
@@ -311,8 +306,7 @@ std::shared_ptr<const Codebook> CacheRecovery::CodebookOf(const LayerRecord& rec
     return same ? codebook : nullptr;
   }
   auto& codebook = codebooks_[record.codebook.unit];
-  if (record.codebook.order != OrderFor(Codebook::SizeBytes(record.index, shape))) return nullptr;
-  auto extent = cache_.pool->Claim(record.codebook);
+  auto extent = cache_.pool->Claim(record.codebook, Codebook::SizeBytes(record.index, shape));
   if (extent.has_value()) {
     codebook = Codebook::Recover(*std::move(extent), record.index, shape);
   }

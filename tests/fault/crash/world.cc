@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +13,8 @@
 #include "kernels/base/crc32c.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/memory/keeper.h"
+#include "kvstore/memory/unit_range.h"
+#include "kvstore/sequence/segment.h"
 #include "tests/fault/crash/index_check.h"
 
 namespace pqcached::kvstore::testing {
@@ -24,18 +25,24 @@ constexpr size_t kMachineBytes = size_t{8} << 30;
 
 SteadyTime Deadline() { return SteadyTime::Now() + absl::Seconds(60); }
 
-// Returns the extents that an attachment names, without repetition.
-std::set<std::pair<uint32_t, uint32_t>> ExtentsOf(const Attachment& attachment) {
-  std::set<std::pair<uint32_t, uint32_t>> extents;
-  const auto add = [&](const ExtentRef& extent) {
-    if (extent.valid()) extents.emplace(extent.unit, extent.order);
+// Returns the extents that an attachment names: first unit -> number of units.
+std::map<uint32_t, size_t> ExtentsOf(const Attachment& attachment, const StoredLayers& layers) {
+  std::map<uint32_t, size_t> extents;
+  const auto add = [&](const ExtentRef& extent, size_t size_bytes) {
+    if (extent.valid()) extents[extent.unit] = UnitsFor(size_bytes);
   };
-  for (const ExtentRef& rows : attachment.row_extents) add(rows);
-  for (const LayerDescriptor& layer : attachment.layers) {
-    for (uint32_t i = 0; i < attachment.header.index_count; ++i) {
-      if (layer.state[i] != LayerState::kReady) continue;
-      add(layer.index_data[i]);
-      add(layer.codebook[i]);
+  for (size_t i = 0; i < attachment.layers.size(); ++i) {
+    const LayerDescriptor& layer = attachment.layers[i];
+    const LayerShape& shape = layers.layers[i % layers.size()].shape;
+    const uint32_t slots = attachment.segments[i / layers.size()].slot_capacity;
+    for (uint32_t head = 0; head < layer.kv_head_count; ++head) {
+      add(attachment.row_extents[layer.row_extent_begin + head], size_t{slots} * shape.row_bytes);
+    }
+    for (uint32_t index = 0; index < attachment.header.index_count; ++index) {
+      if (layer.state[index] != LayerState::kReady) continue;
+      const IndexDescriptor& descriptor = attachment.header.indexes[index];
+      add(layer.index_data[index], SegmentIndex::LayerBytes(descriptor, shape, slots));
+      add(layer.codebook[index], Codebook::SizeBytes(descriptor, shape));
     }
   }
   return extents;
@@ -204,7 +211,7 @@ absl::StatusOr<Attachment> CrashWorld::Attach(uint64_t sequence_id, uint32_t ran
 // extents of the report are not known any more.
 void CrashWorld::CheckMemory(const Found& found) {
   if (any_live()) return;
-  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> extents;
+  std::set<std::pair<uint32_t, uint32_t>> extents;
   size_t bytes = 0;
   for (const auto& [id, info] : found) {
     const uint32_t rank = info.cache_id == cache_ids_[0] ? 0 : 1;
@@ -212,8 +219,8 @@ void CrashWorld::CheckMemory(const Found& found) {
     const auto attachment = Attach(id, rank, kAuditor, lease_id);
     if (absl::IsFailedPrecondition(attachment.status())) return;  // suspended
     if (!attachment.ok()) return Fault("Attach of a recovered sequence", attachment.status());
-    for (const auto& [unit, order] : ExtentsOf(*attachment)) {
-      if (extents.emplace(rank, unit, order).second) bytes += ExtentRef{unit, order}.size_bytes();
+    for (const auto& [unit, count] : ExtentsOf(*attachment, StoredLayers(SpecOf(rank)))) {
+      if (extents.emplace(rank, unit).second) bytes += count << kExtentUnitShift;
     }
     if (!store_->Detach(kAuditor, lease_id).ok()) Fault("Detach");
   }

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -47,6 +48,15 @@ bool Holds(const Extent& extent, uint64_t word) {
     if (std::memcmp(extent.data() + i, &word, sizeof(word)) != 0) return false;
   }
   return true;
+}
+
+// Waits until the pages of the pool are at least these bytes, at most 20 s. Returns whether they are.
+bool AwaitResident(const Pool& pool, size_t bytes) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (ResidentBytes(pool) < bytes && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return ResidentBytes(pool) >= bytes;
 }
 
 size_t AllowedBytes(const Pool& pool) {
@@ -97,7 +107,7 @@ TEST(IdleMemory, AThreadKeepsTheReservePresentAheadOfAllocations) {
   const auto pool = MakePool(kReserveBytes);
   pool->TouchReserve();
   const auto used = Allocate(*pool, {4 * kMiB, 4 * kMiB, 4 * kMiB});
-  while (ResidentBytes(*pool) < 12 * kMiB + kReserveBytes) std::this_thread::yield();
+  EXPECT_TRUE(AwaitResident(*pool, 12 * kMiB + kReserveBytes));
   EXPECT_EQ(ResidentBytes(*pool), 12 * kMiB + kReserveBytes);
 }
 
@@ -108,7 +118,7 @@ TEST(IdleMemory, TheReserveIsNotTouchedWhilePaused) {
   pool->TouchReserve();
   EXPECT_EQ(ResidentBytes(*pool), before);
   pool->PauseTouching(false);
-  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+  EXPECT_TRUE(AwaitResident(*pool, kReserveBytes));
 }
 
 TEST(IdleMemory, TheReserveEndsAtTheLimitOfUse) {
@@ -123,7 +133,7 @@ TEST(IdleMemory, TheReserveIsRestoredWhenTheLimitOfUseEnds) {
   pool->SetUseLimit(4 * kMiB, "");
   pool->TouchReserve();
   pool->SetUseLimit(kCapacityBytes, "");
-  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+  EXPECT_TRUE(AwaitResident(*pool, kReserveBytes));
 }
 
 TEST(IdleMemory, TheReserveIsRestoredWhenFreeMemoryWasErased) {
@@ -133,9 +143,9 @@ TEST(IdleMemory, TheReserveIsRestoredWhenFreeMemoryWasErased) {
   pool->EraseFree();
   EXPECT_EQ(ResidentBytes(*pool), 0u);
   pool->PauseTouching(false);
-  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+  EXPECT_TRUE(AwaitResident(*pool, kReserveBytes));
   pool->EraseFree();
-  while (ResidentBytes(*pool) < kReserveBytes) std::this_thread::yield();
+  EXPECT_TRUE(AwaitResident(*pool, kReserveBytes));
 }
 
 TEST(IdleMemory, WithoutAReserveOnlyExtentsHavePages) {

@@ -10,6 +10,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvstore/memory/buddy.h"
+#include "kvstore/memory/run_allocator.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -40,6 +42,37 @@ class PlainBuddy {
   }
   uint64_t used() const {
     return static_cast<uint64_t>(std::count(taken_.begin(), taken_.end(), true));
+  }
+  // The runs of free units: first unit -> length.
+  std::map<uint32_t, uint32_t> Runs() const {
+    std::map<uint32_t, uint32_t> runs;
+    for (uint32_t unit = 0; unit < taken_.size(); ++unit) {
+      uint32_t end = unit;
+      while (end < taken_.size() && !taken_[end]) ++end;
+      if (end > unit) runs[unit] = end - unit;
+      unit = end;
+    }
+    return runs;
+  }
+  uint32_t longest_run() const {
+    uint32_t longest = 0;
+    for (const auto& [begin, length] : Runs()) longest = std::max(longest, length);
+    return longest;
+  }
+  // Where RunAllocator puts `count` units.
+  std::optional<uint32_t> BestFit(uint32_t count) const {
+    uint32_t block = 1;
+    while (block < count) block *= 2;
+    std::optional<uint32_t> place;
+    uint32_t best = ~0u;
+    for (const auto& [begin, length] : Runs()) {
+      if (length < count || length >= best || begin + block > taken_.size()) continue;
+      best = length;
+      const auto last =
+          std::min<uint32_t>(begin + length - count, static_cast<uint32_t>(taken_.size()) - block);
+      place = count < 8 ? last : begin;
+    }
+    return place;
   }
   uint64_t largest_free() const {
     for (uint32_t order = 31; order-- > 0;) {
@@ -89,6 +122,48 @@ TEST(BuddyAllocator, AgreesWithAPlainMapOverRandomOperations) {
   }
 }
 
+// The specification: a map of units. The run that is taken is the shortest that is long enough, and of several the first.
+TEST(RunAllocator, AgreesWithAPlainMapOverRandomOperations) {
+  for (const uint32_t unit_count : {1u, 2u, 7u, 64u, 100u, 255u}) {
+    std::mt19937 random(unit_count);
+    RunAllocator runs(unit_count);
+    PlainBuddy plain(unit_count);
+    std::vector<UnitRange> held;
+    for (int step = 0; step < 3000; ++step) {
+      const auto count = static_cast<uint32_t>(1 + random() % 24);
+      if (random() % 2 == 0) {
+        const auto unit = runs.Allocate(count);
+        ASSERT_EQ(unit, plain.BestFit(count));
+        if (unit.has_value()) {
+          plain.Set(*unit, count, true);
+          held.push_back({*unit, count});
+        }
+      } else if (random() % 4 == 0) {
+        const UnitRange wanted{static_cast<uint32_t>(random() % unit_count),
+                               static_cast<uint32_t>(random() % 8)};
+        const bool is_free = wanted.count > 0 && wanted.begin + wanted.count <= unit_count &&
+                             plain.IsFree(wanted.begin, wanted.count);
+        ASSERT_EQ(runs.Claim(wanted), is_free);
+        if (is_free) {
+          plain.Set(wanted.begin, wanted.count, true);
+          held.push_back(wanted);
+        }
+      } else if (!held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        runs.Free(held.back());
+        plain.Set(held.back().begin, held.back().count, false);
+        held.pop_back();
+      }
+      const auto unit = static_cast<uint32_t>(random() % unit_count);
+      ASSERT_EQ(runs.IsFree({unit, count}),
+                unit + count <= unit_count && plain.IsFree(unit, count));
+      ASSERT_EQ(runs.used_units(), plain.used());
+      ASSERT_EQ(runs.free_units(), unit_count - plain.used());
+      ASSERT_EQ(runs.longest_run(), plain.longest_run());
+    }
+  }
+}
+
 std::shared_ptr<Pool> MakePool(size_t units, size_t idle_reserve_bytes = 0) {
   auto pool = Pool::Create(
       {.capacity_bytes = units * kMinExtentBytes, .idle_reserve_bytes = idle_reserve_bytes});
@@ -96,27 +171,29 @@ std::shared_ptr<Pool> MakePool(size_t units, size_t idle_reserve_bytes = 0) {
   return *std::move(pool);
 }
 
-TEST(Pool, RoundsUpToExtentsAndCountsThemExactly) {
-  const auto pool = MakePool(16);
+TEST(Pool, RoundsUpToUnitsAndCountsThemExactly) {
+  const auto pool = MakePool(32);
   {
-    const size_t sizes[] = {1, kMinExtentBytes, kMinExtentBytes + 1, 3 * kMinExtentBytes};
+    const size_t sizes[] = {1, kMinExtentBytes, kMinExtentBytes + 1, 9 * kMinExtentBytes};
     const auto extents = pool->Allocate(sizes);
     ASSERT_TRUE(extents.ok());
     EXPECT_EQ((*extents)[0].size_bytes(), kMinExtentBytes);
     EXPECT_EQ((*extents)[1].size_bytes(), kMinExtentBytes);
     EXPECT_EQ((*extents)[2].size_bytes(), 2 * kMinExtentBytes);
-    EXPECT_EQ((*extents)[3].size_bytes(), 4 * kMinExtentBytes);
-    EXPECT_EQ(pool->usage().used_bytes, 8 * kMinExtentBytes);
-    EXPECT_EQ(pool->usage().free_bytes, 8 * kMinExtentBytes);
-    EXPECT_EQ(pool->usage().largest_free_bytes, 8 * kMinExtentBytes);
+    EXPECT_EQ((*extents)[3].size_bytes(), 9 * kMinExtentBytes);
+    EXPECT_EQ((*extents)[3].ref(), (ExtentRef{.unit = 0, .order = 4}));
+    EXPECT_EQ((*extents)[2].ref(), (ExtentRef{.unit = 30, .order = 1}));
+    EXPECT_EQ(pool->usage().used_bytes, 13 * kMinExtentBytes);
+    EXPECT_EQ(pool->usage().free_bytes, 19 * kMinExtentBytes);
+    EXPECT_EQ(pool->usage().largest_free_bytes, 19 * kMinExtentBytes);
   }
   EXPECT_EQ(pool->usage().used_bytes, 0u);
-  EXPECT_EQ(pool->usage().largest_free_bytes, 16 * kMinExtentBytes);
+  EXPECT_EQ(pool->usage().largest_free_bytes, 32 * kMinExtentBytes);
 }
 
 TEST(Pool, FullSaysTheShortfallAndHandsOutNothing) {
   const auto pool = MakePool(8);
-  const size_t first[] = {5 * kMinExtentBytes - 1};  // takes all 8
+  const size_t first[] = {8 * kMinExtentBytes - 1};
   const size_t both[] = {2 * kMinExtentBytes, 16 * kMinExtentBytes};
   const auto refused = pool->Allocate(both);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);

@@ -34,34 +34,33 @@ using testing::SmallOptions;
 // ---- FreeMap
 
 // What the allocator itself would say, extent by extent from the longest down.
-bool Grants(BuddyAllocator buddy, const std::vector<size_t>& sizes_bytes) {
-  std::vector<uint32_t> orders;
-  for (const size_t size_bytes : sizes_bytes) orders.push_back(OrderFor(size_bytes));
-  std::sort(orders.rbegin(), orders.rend());
-  return std::all_of(orders.begin(), orders.end(),
-                     [&](uint32_t order) { return buddy.Allocate(order).has_value(); });
+bool Grants(RunAllocator runs, const std::vector<size_t>& sizes_bytes) {
+  std::vector<size_t> sizes = sizes_bytes;
+  std::sort(sizes.rbegin(), sizes.rend());
+  return std::all_of(sizes.begin(), sizes.end(), [&](size_t size) {
+    return runs.Allocate(static_cast<uint32_t>(UnitsFor(size))).has_value();
+  });
 }
 
 TEST(FreeMap, AgreesWithTheAllocatorAboutWhatWouldFit) {
   for (const uint32_t unit_count : {1u, 3u, 64u, 100u, 255u}) {
     std::mt19937 random(unit_count);
-    BuddyAllocator buddy(unit_count);
-    std::vector<ExtentRef> held;
+    RunAllocator runs(unit_count);
+    std::vector<UnitRange> held;
     int fitting = 0;
     for (int step = 0; step < 2000; ++step) {
-      const auto order = static_cast<uint32_t>(random() % 4);
-      if (const auto unit = random() % 3 > 0 ? buddy.Allocate(order) : std::nullopt; unit) {
-        held.push_back({.unit = *unit, .order = order});
+      const auto count = static_cast<uint32_t>(1 + random() % 8);
+      if (const auto unit = random() % 3 > 0 ? runs.Allocate(count) : std::nullopt; unit) {
+        held.push_back({.begin = *unit, .count = count});
       } else if (!held.empty()) {
         std::swap(held[random() % held.size()], held.back());
-        buddy.Free(held.back().unit, held.back().order);
+        runs.Free(held.back());
         held.pop_back();
       }
-      FreeMap free(buddy.free(), buddy.used_units() * kMinExtentBytes,
-                   unit_count * kMinExtentBytes);
-      BuddyAllocator freed = buddy;
+      FreeMap free(runs, unit_count * kMinExtentBytes);
+      RunAllocator freed = runs;
       for (size_t i = 0; i < held.size(); i += 1 + random() % 3) {
-        freed.Free(held[i].unit, held[i].order);
+        freed.Free(held[i]);
         free.Free(held[i]);
       }
       std::vector<size_t> sizes(1 + random() % 6);
@@ -70,7 +69,7 @@ TEST(FreeMap, AgreesWithTheAllocatorAboutWhatWouldFit) {
       ASSERT_EQ(free.Fits(demand), Grants(freed, sizes));
       ASSERT_EQ(free.Fits(demand), free.ShortfallBytes(demand) == 0);
       ASSERT_EQ(free.used_bytes(), freed.used_units() * kMinExtentBytes);
-      ASSERT_EQ(free.largest_free_bytes(), freed.largest_free_units() * kMinExtentBytes);
+      ASSERT_EQ(free.largest_free_bytes(), freed.longest_run() * kMinExtentBytes);
       fitting += free.Fits(demand) ? 1 : 0;
     }
     EXPECT_GT(fitting, 0);
@@ -78,8 +77,9 @@ TEST(FreeMap, AgreesWithTheAllocatorAboutWhatWouldFit) {
 }
 
 TEST(FreeMap, CountsTheLimitBesideTheSpace) {
-  const BuddyAllocator empty(8);
-  const FreeMap free(empty.free(), 2 * kMinExtentBytes, 5 * kMinExtentBytes);
+  RunAllocator runs(10);
+  ASSERT_TRUE(runs.Allocate(2).has_value());
+  const FreeMap free(runs, 5 * kMinExtentBytes);
   const std::vector<size_t> three(3, kMinExtentBytes);
   const std::vector<size_t> four(4, kMinExtentBytes);
   EXPECT_TRUE(free.Fits(ExtentDemand(three)));
@@ -90,8 +90,7 @@ TEST(FreeMap, DemandBeyondAllNumbersNeverFits) {
   ExtentDemand demand;
   demand.Add(size_t{1} << 40, ~uint64_t{0});
   EXPECT_EQ(demand.bytes(), SIZE_MAX);
-  const BuddyAllocator empty(8);
-  EXPECT_FALSE(FreeMap(empty.free(), 0, SIZE_MAX).Fits(demand));
+  EXPECT_FALSE(FreeMap(RunAllocator(8), SIZE_MAX).Fits(demand));
 }
 
 // ---- Fragmentation
@@ -100,7 +99,8 @@ TEST(FreeMap, DemandBeyondAllNumbersNeverFits) {
 // in any order, which is the worst that can happen: the sequences of a cache go whole.
 TEST(Fragmentation, IsBoundedAndFreeingEverythingMergesToOnePiece) {
   constexpr size_t kCapacity = size_t{1024} * kMinExtentBytes;
-  constexpr size_t kSizes[] = {1, 40'000, 65'536, 65'537, 200'000, 262'144, 900'000, 1'048'576};
+  constexpr size_t kSizes[] = {1,       40'000,  65'536,  65'537,   200'000,
+                               262'144, 590'000, 900'000, 1'048'576};
   double most_free =
       0;  // share of the pool when a request was refused that all of it would have fit
   for (uint32_t seed = 1; seed <= 5; ++seed) {

@@ -20,6 +20,7 @@ set(sources
   abi/sequences.cc
   abi/step.cc
   base/arguments.cc
+  base/call_log.cc
   base/deadline.cc
   base/error.cc
   base/events.cc

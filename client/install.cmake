@@ -1,10 +1,11 @@
-# Component `client` of the installation: the libraries for engines and the tool for operators.
+# Component `client` of the installation: the libraries for engines, the tool for operators, and the one that
+# checks engines.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/pqcached)
 set_target_properties(pqcached_client PROPERTIES EXPORT_NAME client)
 file(RELATIVE_PATH lib_from_bin /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-set_target_properties(pqcachectl PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
+set_target_properties(pqcachectl pqcached-conform PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
 
 install(TARGETS pqcached_client EXPORT pqcachedTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client NAMELINK_COMPONENT client)
@@ -12,7 +13,7 @@ install(TARGETS pqcached_rpc LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONE
 if(TARGET pqcached_gpu_module)
   install(TARGETS pqcached_gpu_module LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
 endif()
-install(TARGETS pqcachectl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
+install(TARGETS pqcachectl pqcached-conform RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
 install(FILES include/pqcached/attach.h include/pqcached/client.h include/pqcached/status.h include/pqcached/tensor.h include/pqcached/index.h include/pqcached/names.h include/pqcached/cache_events.h include/pqcached/operation.h include/pqcached/load.h
   include/pqcached/query.h include/pqcached/decode.h include/pqcached/step.h include/pqcached/pages.h include/pqcached/positions.h include/pqcached/threads.h include/pqcached/progress.h include/pqcached/reorder.h include/pqcached/rows.h
   include/pqcached/gpu.h include/pqcached/cache_events.hpp include/pqcached/operation.hpp include/pqcached/client.hpp include/pqcached/sequence.hpp

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "client/abi/sequence_handles.h"
+#include "client/base/call_log.h"
 #include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/step/handles.h"
@@ -68,12 +69,22 @@ extern "C" {
 
 pqc_status pqc_sequence_attach(pqc_cache* cache, uint64_t sequence_id, pqc_sequence** sequence,
                                uint64_t* token_count) {
-  return pqcached::client::Call(
+  return pqcached::client::RecordedCall(
+      "pqc_sequence_attach",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("cache", cache)
+            .Number("sequence_id", sequence_id)
+            .Opens("sequence", sequence)
+            .Gives("token_count", token_count);
+      },
       [&] { return pqcached::client::Attach(cache, sequence_id, sequence, token_count); });
 }
 
 pqc_status pqc_sequence_detach(pqc_sequence* sequence) {
-  return pqcached::client::Call([&] { return pqcached::client::DetachHandle(sequence); });
+  return pqcached::client::RecordedCall(
+      "pqc_sequence_detach",
+      [&](pqcached::client::CallRecord& call) { call.Closes("sequence", sequence); },
+      [&] { return pqcached::client::DetachHandle(sequence); });
 }
 
 }  // extern "C"

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/step/handles.h"
 #include "kernels/base/status_macros.h"
@@ -104,13 +105,22 @@ pqc_status DropCache(pqc_cache* cache) {
 extern "C" {
 
 pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec, pqc_cache** cache) {
-  return pqcached::client::Call([&] { return pqcached::client::OpenCache(client, spec, cache); });
+  return pqcached::client::RecordedCall(
+      "pqc_cache_open",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("client", client).Opens("cache", cache);
+      },
+      [&] { return pqcached::client::OpenCache(client, spec, cache); });
 }
 
-void pqc_cache_close(pqc_cache* cache) { delete cache; }
+void pqc_cache_close(pqc_cache* cache) {
+  pqcached::client::RecordedClose("pqc_cache_close", "cache", cache, [&] { delete cache; });
+}
 
 pqc_status pqc_cache_drop(pqc_cache* cache) {
-  return pqcached::client::Call([&] { return pqcached::client::DropCache(cache); });
+  return pqcached::client::RecordedCall(
+      "pqc_cache_drop", [&](pqcached::client::CallRecord& call) { call.Handle("cache", cache); },
+      [&] { return pqcached::client::DropCache(cache); });
 }
 
 }  // extern "C"

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/step/handles.h"
 #include "kernels/base/status_macros.h"
@@ -91,22 +92,37 @@ extern "C" {
 
 pqc_status pqc_cache_events_open(pqc_cache* cache, uint64_t epoch, uint64_t number,
                                  pqc_cache_events** events) {
-  return pqcached::client::Call(
+  return pqcached::client::RecordedCall(
+      "pqc_cache_events_open",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("cache", cache).Opens("events", events);
+      },
       [&] { return pqcached::client::OpenEvents(cache, epoch, number, events); });
 }
 
 pqc_status pqc_cache_events_next(pqc_cache_events* events, uint32_t timeout_ms,
                                  pqc_cache_event* out, uint32_t capacity, uint32_t* count) {
-  return pqcached::client::Call(
+  return pqcached::client::RecordedCall(
+      "pqc_cache_events_next",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("events", events).Number("timeout_ms", timeout_ms);
+      },
       [&] { return pqcached::client::NextEvents(events, timeout_ms, out, capacity, count); });
 }
 
-void pqc_cache_events_close(pqc_cache_events* events) { pqcached::client::CloseEvents(events); }
+void pqc_cache_events_close(pqc_cache_events* events) {
+  pqcached::client::RecordedClose("pqc_cache_events_close", "events", events,
+                                  [&] { pqcached::client::CloseEvents(events); });
+}
 
 pqc_status pqc_prefix_keys(pqc_cache* cache, const pqc_sequence_options* prompt,
                            pqc_prefix_key* root, pqc_prefix_key* keys, uint64_t capacity,
                            uint64_t* count) {
-  return pqcached::client::Call(
+  return pqcached::client::RecordedCall(
+      "pqc_prefix_keys",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("cache", cache).Number("capacity", capacity);
+      },
       [&] { return pqcached::client::PrefixKeys(cache, prompt, root, keys, capacity, count); });
 }
 

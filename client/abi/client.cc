@@ -12,6 +12,7 @@
 
 #include "client/abi/rpc_library.h"
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/local/broker.h"
 #include "client/local/session.h"
@@ -363,13 +364,21 @@ pqc_status AdminJson(pqc_client* client, const char* method, const char* request
 extern "C" {
 
 pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** client) {
-  return pqcached::client::Call([&] { return pqcached::client::Open(options, client); });
+  if (client) *client = nullptr;
+  const pqc_status started =
+      pqcached::client::Call([] { return pqcached::client::StartCallLog(); });
+  if (started != PQC_OK) return started;
+  return pqcached::client::RecordedCall(
+      "pqc_client_open", [&](pqcached::client::CallRecord& call) { call.Opens("client", client); },
+      [&] { return pqcached::client::Open(options, client); });
 }
 
 void pqc_client_close(pqc_client* client) {
   if (!client) return;
-  client->state->Close();
-  delete client;
+  pqcached::client::RecordedClose("pqc_client_close", "client", client, [&] {
+    client->state->Close();
+    delete client;
+  });
 }
 
 pqc_path pqc_client_path(const pqc_client* client) {
@@ -377,16 +386,25 @@ pqc_path pqc_client_path(const pqc_client* client) {
 }
 
 pqc_status pqc_client_set_threads(pqc_client* client, uint32_t thread_count) {
-  return pqcached::client::Call([&] { return pqcached::client::SetThreads(client, thread_count); });
+  return pqcached::client::RecordedCall(
+      "pqc_client_set_threads",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("client", client).Number("thread_count", thread_count);
+      },
+      [&] { return pqcached::client::SetThreads(client, thread_count); });
 }
 
 pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts) {
-  return pqcached::client::Call([&] { return pqcached::client::Count(client, counts); });
+  return pqcached::client::RecordedCall(
+      "pqc_client_count",
+      [&](pqcached::client::CallRecord& call) { call.Handle("client", client); },
+      [&] { return pqcached::client::Count(client, counts); });
 }
 
 pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
                           char** answer) {
-  return pqcached::client::Call(
+  return pqcached::client::RecordedCall(
+      "pqc_admin_json", [&](pqcached::client::CallRecord& call) { call.Handle("client", client); },
       [&] { return pqcached::client::AdminJson(client, method, request, answer); });
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/base/token_names.h"
 #include "client/step/handles.h"
@@ -218,46 +219,75 @@ pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query
 }  // namespace
 }  // namespace pqcached::client
 
-using pqcached::client::Call;
+using pqcached::client::CallRecord;
+using pqcached::client::RecordedCall;
+using pqcached::client::RecordedClose;
 
 extern "C" {
 
 pqc_status pqc_decoder_open(pqc_sequence* sequence, const pqc_selection* selection,
                             pqc_decoder** decoder) {
-  return Call([&] { return pqcached::client::Open(sequence, selection, decoder); });
+  return RecordedCall(
+      "pqc_decoder_open",
+      [&](CallRecord& call) { call.Handle("sequence", sequence).Opens("decoder", decoder); },
+      [&] { return pqcached::client::Open(sequence, selection, decoder); });
 }
 
 void pqc_decoder_close(pqc_decoder* decoder) {
   if (!decoder) return;
-  pqc_step_abandon(decoder->step);
-  delete decoder;
+  RecordedClose("pqc_decoder_close", "decoder", decoder, [&] {
+    pqc_step_abandon(decoder->step);
+    delete decoder;
+  });
 }
 
 pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
                                const pqc_tensor* values) {
-  return pqc_decoder_prefill_with(decoder, layer, keys, values, nullptr);
+  return RecordedCall(
+      "pqc_decoder_prefill",
+      [&](CallRecord& call) {
+        call.Handle("decoder", decoder).Number("layer", layer).Tokens(keys);
+      },
+      [&] { return pqcached::client::Prefill(decoder, layer, keys, values, nullptr); });
 }
 
 pqc_status pqc_decoder_prefill_with(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
                                     const pqc_tensor* values, const pqc_row_options* options) {
-  return Call([&] { return pqcached::client::Prefill(decoder, layer, keys, values, options); });
+  return RecordedCall(
+      "pqc_decoder_prefill_with",
+      [&](CallRecord& call) {
+        call.Handle("decoder", decoder).Number("layer", layer).Tokens(keys);
+      },
+      [&] { return pqcached::client::Prefill(decoder, layer, keys, values, options); });
 }
 
 pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
                               const pqc_tensor* key, const pqc_tensor* value, float* output,
                               uint64_t output_capacity) {
-  return pqc_decoder_decode_with(decoder, layer, query, key, value, nullptr, output,
-                                 output_capacity);
+  return RecordedCall(
+      "pqc_decoder_decode",
+      [&](CallRecord& call) {
+        call.Handle("decoder", decoder).Number("layer", layer).Number("capacity", output_capacity);
+      },
+      [&] {
+        return pqcached::client::Decode(decoder, layer, query, key, value, nullptr, output,
+                                        output_capacity);
+      });
 }
 
 pqc_status pqc_decoder_decode_with(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
                                    const pqc_tensor* key, const pqc_tensor* value,
                                    const pqc_row_options* options, float* output,
                                    uint64_t output_capacity) {
-  return Call([&] {
-    return pqcached::client::Decode(decoder, layer, query, key, value, options, output,
-                                    output_capacity);
-  });
+  return RecordedCall(
+      "pqc_decoder_decode_with",
+      [&](CallRecord& call) {
+        call.Handle("decoder", decoder).Number("layer", layer).Number("capacity", output_capacity);
+      },
+      [&] {
+        return pqcached::client::Decode(decoder, layer, query, key, value, options, output,
+                                        output_capacity);
+      });
 }
 
 }  // extern "C"

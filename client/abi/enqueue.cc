@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
@@ -111,7 +112,15 @@ pqc_status EnqueueRows(pqc_sequence* sequence, uint64_t first_position,
 extern "C" pqc_status pqc_enqueue_rows(pqc_sequence* sequence, uint64_t first_position,
                                        const pqc_layer_rows* layers, uint32_t layer_count,
                                        const pqc_row_options* options) {
-  return pqcached::client::Call([&] {
-    return pqcached::client::EnqueueRows(sequence, first_position, layers, layer_count, options);
-  });
+  return pqcached::client::RecordedCall(
+      "pqc_enqueue_rows",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("first_position", first_position)
+            .Layers(layers, layer_count);
+      },
+      [&] {
+        return pqcached::client::EnqueueRows(sequence, first_position, layers, layer_count,
+                                             options);
+      });
 }

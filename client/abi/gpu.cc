@@ -1,6 +1,7 @@
 // Implements the calls on GPUs.
 #include "client/gpu/gpu.h"
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/step/offload.h"
 #include "client/step/step.h"
@@ -46,54 +47,92 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
 }  // namespace pqcached::client
 
 using pqcached::client::Call;
+using pqcached::client::CallRecord;
 using pqcached::client::Fail;
+using pqcached::client::RecordedCall;
+using pqcached::client::RecordedClose;
 
 extern "C" {
 
 pqc_status pqc_gpu_open(pqc_cache* cache, const pqc_gpu_options* options, pqc_gpu** gpu) {
-  return Call([&] { return pqcached::client::OpenGpu(cache, options, nullptr, gpu); });
+  return RecordedCall(
+      "pqc_gpu_open", [&](CallRecord& call) { call.Handle("cache", cache).Opens("gpu", gpu); },
+      [&] { return pqcached::client::OpenGpu(cache, options, nullptr, gpu); });
 }
 
 void pqc_gpu_close(pqc_gpu* gpu) {
   if (!gpu) return;
-  const pqcached::client::GpuState& state = *gpu->state;
-  if (state.cache->client->offload) state.cache->client->offload->Drain(state.steps.get());
-  delete gpu;
+  RecordedClose("pqc_gpu_close", "gpu", gpu, [&] {
+    const pqcached::client::GpuState& state = *gpu->state;
+    if (state.cache->client->offload) state.cache->client->offload->Drain(state.steps.get());
+    delete gpu;
+  });
 }
 
 pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts) {
-  return Call([&] { return pqcached::client::Count(gpu, counts); });
+  return RecordedCall(
+      "pqc_gpu_count", [&](CallRecord& call) { call.Handle("gpu", gpu); },
+      [&] { return pqcached::client::Count(gpu, counts); });
 }
 
 pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
                           uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
                           void* stream) {
-  return pqc_gpu_ingest_with(gpu, sequence, layer, first_position, keys, values, nullptr, stream);
+  return RecordedCall(
+      "pqc_gpu_ingest",
+      [&](CallRecord& call) {
+        call.Handle("gpu", gpu)
+            .Handle("sequence", sequence)
+            .Number("layer", layer)
+            .Number("first_position", first_position)
+            .Tokens(keys);
+      },
+      [&] {
+        return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
+                                             nullptr, stream);
+      });
 }
 
 pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
                                uint64_t first_position, const pqc_tensor* keys,
                                const pqc_tensor* values, const pqc_row_options* options,
                                void* stream) {
-  return Call([&] {
-    return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
-                                         options, stream);
-  });
+  return RecordedCall(
+      "pqc_gpu_ingest_with",
+      [&](CallRecord& call) {
+        call.Handle("gpu", gpu)
+            .Handle("sequence", sequence)
+            .Number("layer", layer)
+            .Number("first_position", first_position)
+            .Tokens(keys);
+      },
+      [&] {
+        return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
+                                             options, stream);
+      });
 }
 
 pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
                               const pqc_step_options* options, void* stream, pqc_step** step) {
-  return Call([&] {
-    if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
-    return pqcached::client::BeginStep(
-        {.client = gpu->state->cache->client, .gpu = gpu->state, .stream = stream}, items,
-        item_count, options, step);
-  });
+  return RecordedCall(
+      "pqc_gpu_step_begin",
+      [&](CallRecord& call) {
+        call.Handle("gpu", gpu).Items(items, item_count).Options(options).Opens("step", step);
+      },
+      [&] {
+        if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
+        return pqcached::client::BeginStep(
+            {.client = gpu->state->cache->client, .gpu = gpu->state, .stream = stream}, items,
+            item_count, options, step);
+      });
 }
 
 pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                              const pqc_gpu_positions* out) {
-  return Call([&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
+  return RecordedCall(
+      "pqc_gpu_step_topk",
+      [&](CallRecord& call) { call.Handle("step", step).Number("layer", layer); },
+      [&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
 }
 
 pqc_status pqc_gpu_merge_tensors(pqc_gpu* gpu, const pqc_partial* a, const pqc_partial* b,

@@ -8,6 +8,7 @@
 
 #include "client/abi/operations.h"
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/base/load.h"
 #include "client/step/handles.h"
@@ -96,29 +97,62 @@ pqc_status Prefetch(pqc_sequence* sequence, pqc_token_range tokens) {
 }  // namespace
 }  // namespace pqcached::client
 
-using pqcached::client::Call;
+using pqcached::client::CallRecord;
+using pqcached::client::RecordedCall;
 
 extern "C" {
 
 pqc_status pqc_load(pqc_sequence* sequence, pqc_token_range tokens, const pqc_layer_rows* layers,
                     uint32_t layer_count) {
-  return Call([&] { return pqcached::client::Load(sequence, tokens, layers, layer_count); });
+  return RecordedCall(
+      "pqc_load",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("tokens_begin", tokens.begin)
+            .Number("tokens_end", tokens.end)
+            .Layers(layers, layer_count);
+      },
+      [&] { return pqcached::client::Load(sequence, tokens, layers, layer_count); });
 }
 
 pqc_status pqc_load_begin(pqc_sequence* sequence, pqc_token_range tokens,
                           const pqc_layer_rows* layers, uint32_t layer_count, void* context,
                           pqc_operation** operation) {
-  return Call([&] {
-    return pqcached::client::BeginLoad({sequence, context, operation}, tokens, layers, layer_count);
-  });
+  return RecordedCall(
+      "pqc_load_begin",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("tokens_begin", tokens.begin)
+            .Number("tokens_end", tokens.end)
+            .Layers(layers, layer_count)
+            .Opens("operation", operation);
+      },
+      [&] {
+        return pqcached::client::BeginLoad({sequence, context, operation}, tokens, layers,
+                                           layer_count);
+      });
 }
 
 pqc_status pqc_load_wait(pqc_operation* operation, uint32_t layer_count, uint32_t timeout_ms) {
-  return Call([&] { return pqcached::client::WaitLayers(operation, layer_count, timeout_ms); });
+  return RecordedCall(
+      "pqc_load_wait",
+      [&](CallRecord& call) {
+        call.Handle("operation", operation)
+            .Number("layer_count", layer_count)
+            .Number("timeout_ms", timeout_ms);
+      },
+      [&] { return pqcached::client::WaitLayers(operation, layer_count, timeout_ms); });
 }
 
 pqc_status pqc_prefetch(pqc_sequence* sequence, pqc_token_range tokens) {
-  return Call([&] { return pqcached::client::Prefetch(sequence, tokens); });
+  return RecordedCall(
+      "pqc_prefetch",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("tokens_begin", tokens.begin)
+            .Number("tokens_end", tokens.end);
+      },
+      [&] { return pqcached::client::Prefetch(sequence, tokens); });
 }
 
 }  // extern "C"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/base/token_names.h"
 #include "client/step/handles.h"
@@ -257,54 +258,90 @@ pqc_status NextEvent(pqc_client* client, pqc_event* caller_event) {
 }  // namespace
 }  // namespace pqcached::client
 
-using pqcached::client::Call;
+using pqcached::client::CallRecord;
+using pqcached::client::RecordedCall;
 
 extern "C" {
 
 pqc_status pqc_sequence_flush_begin(pqc_sequence* sequence, void* context,
                                     pqc_operation** operation) {
-  return Call([&] { return pqcached::client::BeginFlush({sequence, context, operation}); });
+  return RecordedCall(
+      "pqc_sequence_flush_begin",
+      [&](CallRecord& call) { call.Handle("sequence", sequence).Opens("operation", operation); },
+      [&] {
+        return pqcached::client::BeginFlush({sequence, context, operation});
+      });
 }
 
 pqc_status pqc_build_index_begin(pqc_sequence* sequence, const pqc_build_options* options,
                                  void* context, pqc_operation** operation) {
-  return Call([&] {
-    return pqcached::client::BeginBuild({sequence, context, operation}, options);
-  });
+  return RecordedCall(
+      "pqc_build_index_begin",
+      [&](CallRecord& call) { call.Handle("sequence", sequence).Opens("operation", operation); },
+      [&] {
+        return pqcached::client::BeginBuild({sequence, context, operation}, options);
+      });
 }
 
 pqc_status pqc_ingest_begin(pqc_sequence* sequence, uint64_t first_position,
                             const pqc_layer_rows* layers, uint32_t layer_count,
                             const pqc_row_options* options, void* context,
                             pqc_operation** operation) {
-  return Call([&] {
-    return pqcached::client::BeginIngest({sequence, context, operation}, first_position, layers,
-                                         layer_count, options);
-  });
+  return RecordedCall(
+      "pqc_ingest_begin",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("first_position", first_position)
+            .Layers(layers, layer_count)
+            .Opens("operation", operation);
+      },
+      [&] {
+        return pqcached::client::BeginIngest({sequence, context, operation}, first_position, layers,
+                                             layer_count, options);
+      });
 }
 
 pqc_status pqc_operation_poll(pqc_operation* operation, uint32_t* done) {
-  return Call([&] { return pqcached::client::Poll(operation, done); });
+  return RecordedCall(
+      "pqc_operation_poll",
+      [&](CallRecord& call) { call.Handle("operation", operation).Gives("done", done); },
+      [&] { return pqcached::client::Poll(operation, done); });
 }
 
 pqc_status pqc_operation_wait(pqc_operation* operation, uint32_t timeout_ms) {
-  return Call([&] { return pqcached::client::Wait(operation, timeout_ms); });
+  return RecordedCall(
+      "pqc_operation_wait",
+      [&](CallRecord& call) {
+        call.Handle("operation", operation).Number("timeout_ms", timeout_ms);
+      },
+      [&] { return pqcached::client::Wait(operation, timeout_ms); });
 }
 
 pqc_status pqc_operation_cancel(pqc_operation* operation) {
-  return Call([&] { return pqcached::client::Cancel(operation); });
+  return RecordedCall(
+      "pqc_operation_cancel", [&](CallRecord& call) { call.Handle("operation", operation); },
+      [&] { return pqcached::client::Cancel(operation); });
 }
 
 pqc_status pqc_operation_close(pqc_operation* operation, uint32_t timeout_ms) {
-  return Call([&] { return pqcached::client::Close(operation, timeout_ms); });
+  return RecordedCall(
+      "pqc_operation_close",
+      [&](CallRecord& call) {
+        call.ClosesIfOk("operation", operation).Number("timeout_ms", timeout_ms);
+      },
+      [&] { return pqcached::client::Close(operation, timeout_ms); });
 }
 
 pqc_status pqc_client_event_fd(pqc_client* client, int* fd) {
-  return Call([&] { return pqcached::client::GetEventFd(client, fd); });
+  return RecordedCall(
+      "pqc_client_event_fd", [&](CallRecord& call) { call.Handle("client", client); },
+      [&] { return pqcached::client::GetEventFd(client, fd); });
 }
 
 pqc_status pqc_client_next_event(pqc_client* client, pqc_event* event) {
-  return Call([&] { return pqcached::client::NextEvent(client, event); });
+  return RecordedCall(
+      "pqc_client_next_event", [&](CallRecord& call) { call.Handle("client", client); },
+      [&] { return pqcached::client::NextEvent(client, event); });
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/local/sequence.h"
 #include "client/step/preparer.h"
@@ -87,5 +88,8 @@ pqc_status GetProgress(pqc_sequence* sequence, pqc_progress* caller_progress) {
 }  // namespace pqcached::client
 
 extern "C" pqc_status pqc_sequence_progress(pqc_sequence* sequence, pqc_progress* progress) {
-  return pqcached::client::Call([&] { return pqcached::client::GetProgress(sequence, progress); });
+  return pqcached::client::RecordedCall(
+      "pqc_sequence_progress",
+      [&](pqcached::client::CallRecord& call) { call.Handle("sequence", sequence); },
+      [&] { return pqcached::client::GetProgress(sequence, progress); });
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/step/handles.h"
 #include "client/step/read_backend.h"
@@ -193,54 +194,101 @@ pqc_status AttendPositions(pqc_sequence* sequence, const pqc_query* query,
 }  // namespace
 }  // namespace pqcached::client
 
-using pqcached::client::Call;
+using pqcached::client::CallRecord;
 using pqcached::client::PositionsView;
+using pqcached::client::RecordedCall;
 
 extern "C" {
 
 pqc_status pqc_topk(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
                     pqc_positions* out) {
-  return Call([&] { return pqcached::client::TopK(sequence, query, selection, out); });
+  return RecordedCall(
+      "pqc_topk",
+      [&](CallRecord& call) { call.Handle("sequence", sequence).Query(query).Room(out); },
+      [&] { return pqcached::client::TopK(sequence, query, selection, out); });
 }
 
 pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* index,
                      pqc_token_range tokens, float* logits, uint64_t logit_capacity, float* max,
                      float* sum_exp) {
-  return Call([&] {
-    const pqcached::client::ScoresOut out{logits, max, sum_exp};
-    return pqcached::client::Score(sequence, query, index, tokens, out, logit_capacity);
-  });
+  return RecordedCall(
+      "pqc_score",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Query(query)
+            .Number("tokens_begin", tokens.begin)
+            .Number("tokens_end", tokens.end)
+            .Number("capacity", logit_capacity);
+      },
+      [&] {
+        const pqcached::client::ScoresOut out{logits, max, sum_exp};
+        return pqcached::client::Score(sequence, query, index, tokens, out, logit_capacity);
+      });
 }
 
 pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
                             pqc_row_part part, void* out, uint64_t out_bytes) {
-  return Call(
+  return RecordedCall(
+      "pqc_fetch_blocks",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("layer", layer)
+            .Number("tokens_begin", tokens.begin)
+            .Number("tokens_end", tokens.end)
+            .Number("capacity", out_bytes);
+      },
       [&] { return pqcached::client::FetchBlocks(sequence, layer, tokens, part, out, out_bytes); });
 }
 
 pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer, const uint32_t* positions,
                             uint32_t count, pqc_row_part part, void* out, uint64_t out_bytes) {
-  return Call([&] {
-    return pqcached::client::FetchTokens(sequence, layer, PositionsView{positions, count}, part,
-                                         out, out_bytes);
-  });
+  return RecordedCall(
+      "pqc_fetch_tokens",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("layer", layer)
+            .Number("count", count)
+            .Number("capacity", out_bytes);
+      },
+      [&] {
+        return pqcached::client::FetchTokens(sequence, layer, PositionsView{positions, count}, part,
+                                             out, out_bytes);
+      });
 }
 
 pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
                       const pqc_selection* selection, pqc_attention* out) {
-  return Call([&] { return pqcached::client::Attend(sequence, query, selection, nullptr, out); });
+  return RecordedCall(
+      "pqc_attend",
+      [&](CallRecord& call) { call.Handle("sequence", sequence).Query(query).Room(out); },
+      [&] { return pqcached::client::Attend(sequence, query, selection, nullptr, out); });
 }
 
 pqc_status pqc_attend_range(pqc_sequence* sequence, const pqc_query* query, pqc_token_range tokens,
                             pqc_attention* out) {
-  return Call([&] { return pqcached::client::AttendRange(sequence, query, tokens, out); });
+  return RecordedCall(
+      "pqc_attend_range",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Query(query)
+            .Number("tokens_begin", tokens.begin)
+            .Number("tokens_end", tokens.end)
+            .Room(out);
+      },
+      [&] { return pqcached::client::AttendRange(sequence, query, tokens, out); });
 }
 
 pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query,
                                 const uint32_t* positions, uint32_t count, pqc_attention* out) {
-  return Call([&] {
-    return pqcached::client::AttendPositions(sequence, query, PositionsView{positions, count}, out);
-  });
+  return RecordedCall(
+      "pqc_attend_positions",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence).Query(query).Number("count", count).Room(out);
+      },
+      [&] {
+        return pqcached::client::AttendPositions(sequence, query, PositionsView{positions, count},
+                                                 out);
+      });
 }
 
 }  // extern "C"

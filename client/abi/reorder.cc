@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/abi/sequence_handles.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/local/sequence.h"
 #include "client/step/handles.h"
@@ -157,6 +158,10 @@ pqc_status Reorder(pqc_sequence** sequences, uint32_t count, const uint32_t* fro
 extern "C" pqc_status pqc_sequences_reorder(pqc_sequence** sequences, uint32_t count,
                                             const uint32_t* from, uint32_t new_count,
                                             pqc_sequence** reordered) {
-  return pqcached::client::Call(
+  return pqcached::client::RecordedCall(
+      "pqc_sequences_reorder",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handles("sequences", sequences, count).Opens("reordered", reordered, new_count);
+      },
       [&] { return pqcached::client::Reorder(sequences, count, from, new_count, reordered); });
 }

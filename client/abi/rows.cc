@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/base/token_names.h"
 #include "client/local/ingest.h"
@@ -148,37 +149,78 @@ extern "C" {
 
 pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                       const pqc_tensor* keys, const pqc_tensor* values) {
-  return pqc_ingest_with(sequence, layer, first_position, keys, values, nullptr);
+  return pqcached::client::RecordedCall(
+      "pqc_ingest",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("layer", layer)
+            .Number("first_position", first_position)
+            .Tokens(keys);
+      },
+      [&] {
+        return pqcached::client::Ingest(sequence, layer, first_position, keys, values, nullptr);
+      });
 }
 
 pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                            const pqc_tensor* keys, const pqc_tensor* values,
                            const pqc_row_options* options) {
-  return pqcached::client::Call([&] {
-    return pqcached::client::Ingest(sequence, layer, first_position, keys, values, options);
-  });
+  return pqcached::client::RecordedCall(
+      "pqc_ingest_with",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("layer", layer)
+            .Number("first_position", first_position)
+            .Tokens(keys);
+      },
+      [&] {
+        return pqcached::client::Ingest(sequence, layer, first_position, keys, values, options);
+      });
 }
 
 pqc_status pqc_sequence_name_tokens(pqc_sequence* sequence, const pqc_row_options* options) {
-  return pqcached::client::Call([&] { return pqcached::client::NameTokens(sequence, options); });
+  return pqcached::client::RecordedCall(
+      "pqc_sequence_name_tokens",
+      [&](pqcached::client::CallRecord& call) { call.Handle("sequence", sequence); },
+      [&] { return pqcached::client::NameTokens(sequence, options); });
 }
 
 pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
                       uint32_t layer_count, uint64_t* token_count) {
-  return pqc_append_with(sequence, first_position, layers, layer_count, nullptr, token_count);
+  return pqcached::client::RecordedCall(
+      "pqc_append",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("first_position", first_position)
+            .Layers(layers, layer_count);
+      },
+      [&] {
+        return pqcached::client::Append(sequence, first_position, layers, layer_count, nullptr,
+                                        token_count);
+      });
 }
 
 pqc_status pqc_append_with(pqc_sequence* sequence, uint64_t first_position,
                            const pqc_layer_rows* layers, uint32_t layer_count,
                            const pqc_row_options* options, uint64_t* token_count) {
-  return pqcached::client::Call([&] {
-    return pqcached::client::Append(sequence, first_position, layers, layer_count, options,
-                                    token_count);
-  });
+  return pqcached::client::RecordedCall(
+      "pqc_append_with",
+      [&](pqcached::client::CallRecord& call) {
+        call.Handle("sequence", sequence)
+            .Number("first_position", first_position)
+            .Layers(layers, layer_count);
+      },
+      [&] {
+        return pqcached::client::Append(sequence, first_position, layers, layer_count, options,
+                                        token_count);
+      });
 }
 
 pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options) {
-  return pqcached::client::Call([&] { return pqcached::client::Build(sequence, options); });
+  return pqcached::client::RecordedCall(
+      "pqc_build_index",
+      [&](pqcached::client::CallRecord& call) { call.Handle("sequence", sequence); },
+      [&] { return pqcached::client::Build(sequence, options); });
 }
 
 }  // extern "C"

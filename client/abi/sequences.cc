@@ -4,6 +4,7 @@
 
 #include "client/abi/sequence_handles.h"
 #include "client/base/arguments.h"
+#include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/base/operations.h"
 #include "client/local/sequence.h"
@@ -250,61 +251,100 @@ pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
 }  // namespace
 }  // namespace pqcached::client
 
-using pqcached::client::Call;
+using pqcached::client::CallRecord;
+using pqcached::client::RecordedCall;
 
 extern "C" {
 
 pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence) {
-  return Call([&] { return pqcached::client::Create(cache, {}, sequence, nullptr); });
+  return RecordedCall(
+      "pqc_sequence_create",
+      [&](CallRecord& call) { call.Handle("cache", cache).Opens("sequence", sequence); },
+      [&] { return pqcached::client::Create(cache, {}, sequence, nullptr); });
 }
 
 pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
                                     pqc_sequence** sequence, uint64_t* token_count) {
-  return Call([&] { return pqcached::client::CreateWith(cache, options, sequence, token_count); });
+  return RecordedCall(
+      "pqc_sequence_create_with",
+      [&](CallRecord& call) {
+        call.Handle("cache", cache).Opens("sequence", sequence).Gives("token_count", token_count);
+      },
+      [&] { return pqcached::client::CreateWith(cache, options, sequence, token_count); });
 }
 
 pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child) {
-  return Call([&] { return pqcached::client::Fork(parent, token_count, child); });
+  return RecordedCall(
+      "pqc_sequence_fork",
+      [&](CallRecord& call) {
+        call.Handle("parent", parent).Number("token_count", token_count).Opens("child", child);
+      },
+      [&] { return pqcached::client::Fork(parent, token_count, child); });
 }
 
 pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids, uint64_t token_id_count,
                             const void* extra_key, uint64_t extra_key_bytes,
                             uint64_t* token_count) {
-  return Call([&] {
-    pqc_sequence_options prompt = PQC_INIT(pqc_sequence_options);
-    prompt.token_ids = token_ids;
-    prompt.token_id_count = token_id_count;
-    prompt.extra_key = extra_key;
-    prompt.extra_key_bytes = extra_key_bytes;
-    return pqcached::client::MatchPrefix(cache, prompt, "", token_count);
-  });
+  return RecordedCall(
+      "pqc_match_prefix",
+      [&](CallRecord& call) {
+        call.Handle("cache", cache).Number("token_id_count", token_id_count);
+      },
+      [&] {
+        pqc_sequence_options prompt = PQC_INIT(pqc_sequence_options);
+        prompt.token_ids = token_ids;
+        prompt.token_id_count = token_id_count;
+        prompt.extra_key = extra_key;
+        prompt.extra_key_bytes = extra_key_bytes;
+        return pqcached::client::MatchPrefix(cache, prompt, "", token_count);
+      });
 }
 
 pqc_status pqc_match_prefix_with(pqc_cache* cache, const pqc_sequence_options* prompt,
                                  uint64_t* token_count) {
-  return Call([&] { return pqcached::client::MatchPrefixWith(cache, prompt, token_count); });
+  return RecordedCall(
+      "pqc_match_prefix_with", [&](CallRecord& call) { call.Handle("cache", cache); },
+      [&] { return pqcached::client::MatchPrefixWith(cache, prompt, token_count); });
 }
 
 pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
                      pqc_admission* admission) {
-  return Call(
+  return RecordedCall(
+      "pqc_admit",
+      [&](CallRecord& call) {
+        call.Handle("cache", cache)
+            .Number("token_count", token_count)
+            .Number("output_token_count", output_token_count);
+      },
       [&] { return pqcached::client::Admit(cache, token_count, output_token_count, admission); });
 }
 
 pqc_status pqc_sequence_pin(pqc_sequence* sequence, uint64_t ttl_ms) {
-  return Call([&] { return pqcached::client::Pin(sequence, ttl_ms); });
+  return RecordedCall(
+      "pqc_sequence_pin",
+      [&](CallRecord& call) { call.Handle("sequence", sequence).Number("ttl_ms", ttl_ms); },
+      [&] { return pqcached::client::Pin(sequence, ttl_ms); });
 }
 
 pqc_status pqc_sequence_suspend(pqc_sequence* sequence) {
-  return Call([&] { return pqcached::client::Suspend(sequence); });
+  return RecordedCall(
+      "pqc_sequence_suspend", [&](CallRecord& call) { call.Handle("sequence", sequence); },
+      [&] { return pqcached::client::Suspend(sequence); });
 }
 
 pqc_status pqc_sequence_resume(pqc_sequence* sequence, uint64_t* token_count) {
-  return Call([&] { return pqcached::client::Resume(sequence, token_count); });
+  return RecordedCall(
+      "pqc_sequence_resume",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence).Gives("token_count", token_count);
+      },
+      [&] { return pqcached::client::Resume(sequence, token_count); });
 }
 
 pqc_status pqc_sequence_drop(pqc_sequence* sequence) {
-  return Call([&] { return pqcached::client::Drop(sequence); });
+  return RecordedCall(
+      "pqc_sequence_drop", [&](CallRecord& call) { call.Closes("sequence", sequence); },
+      [&] { return pqcached::client::Drop(sequence); });
 }
 
 uint64_t pqc_sequence_id(const pqc_sequence* sequence) {
@@ -312,11 +352,18 @@ uint64_t pqc_sequence_id(const pqc_sequence* sequence) {
 }
 
 pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count) {
-  return Call([&] { return pqcached::client::Truncate(sequence, token_count); });
+  return RecordedCall(
+      "pqc_sequence_truncate",
+      [&](CallRecord& call) {
+        call.Handle("sequence", sequence).Number("token_count", token_count);
+      },
+      [&] { return pqcached::client::Truncate(sequence, token_count); });
 }
 
 pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_info* info) {
-  return Call([&] { return pqcached::client::Describe(sequence, info); });
+  return RecordedCall(
+      "pqc_sequence_describe", [&](CallRecord& call) { call.Handle("sequence", sequence); },
+      [&] { return pqcached::client::Describe(sequence, info); });
 }
 
 }  // extern "C"

@@ -30,6 +30,8 @@ bool InCall() noexcept { return call_time.in_call && !own_thread; }
 
 void MarkOwnThread() noexcept { own_thread = true; }
 
+bool IsOwnThread() noexcept { return own_thread; }
+
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept {
   if (call_time.in_call && call_time.is_set) return call_time.deadline;
   const auto deadline = DeadlineClock::now() + std::chrono::milliseconds(timeout_ms);

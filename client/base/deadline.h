@@ -29,6 +29,7 @@ bool InCall() noexcept;
 // Marks the thread as one of the client's own: calls that it makes have deadlines, but no caller
 // waits for them.
 void MarkOwnThread() noexcept;
+bool IsOwnThread() noexcept;
 
 // Returns the time until which the thread's call may wait: `timeout_ms` after its first wait.
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept;

@@ -84,7 +84,10 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_finds("does not belong at the top level", {"scripts/a.sh": ""})
         self.assert_finds("split it by meaning", {"kernels/a.cc": "\n" * 601})
         self.assert_finds("include guard must be PQCACHED_KERNELS_A_H_", {"kernels/a.h": "#pragma once\n"})
-        self.assert_finds("getenv", {"service/main.cc": 'getenv("A");\n'})
+        for code in ('getenv("A");\n', 'secure_getenv("A");\n'):
+            self.assert_finds("getenv", {"service/main.cc": code})
+            self.assert_finds("getenv", {"client/base/error.cc": code})
+            self.assertEqual([], self.found_in({"client/README.md": "", "client/base/call_log.cc": code}))
         self.assert_finds("has no README.md", {"kernels/a.cc": ""})
 
     def test_nothing_follows_the_wall_clock(self):

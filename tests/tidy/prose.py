@@ -43,7 +43,7 @@ FORBIDDEN = re.compile(
 HEADERS = {".h", ".hpp", ".cuh", ".proto"}
 HELP_TEXTS = {
     "service/config/command_line.cc", "service/config/config_keys.cc", "service/config/config_pressure.cc", "service/main.cc",
-    "client/ctl/main.cc",
+    "client/ctl/main.cc", "client/conform/main.cc",
 }
 
 BLOCK_SOURCES = sources.C_LIKE | {".py"}

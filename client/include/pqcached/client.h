@@ -63,10 +63,13 @@
  *     crashes or is killed: it reads the memory that it has mapped. Once the sidecar does not know
  *     the session any more, every call returns PQC_UNAVAILABLE with a retry time of 0, and a new
  *     client is needed.
- *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
- *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded separately
- *     (libpqcached_rpc), so that it never meets the protobuf of the engine. After fork(), the child
- *     must not use a client that was opened before.
+ *  8. No call throws, aborts, installs signal handlers, or changes the environment; callbacks must
+ *     not throw. The first pqc_client_open of a process reads one variable, PQCACHED_RECORD: when
+ *     it names a file, each call appends a line to that file, without rows, queries and outputs,
+ *     and pqcached-conform checks the lines against these conventions. The library needs libc,
+ *     libm, libstdc++ and libdl; gRPC is loaded separately (libpqcached_rpc), so that it never
+ *     meets the protobuf of the engine. After fork(), the child must not use a client that was
+ *     opened before.
  *  9. A failed call changes nothing, unless its comment says otherwise. After PQC_DEADLINE_EXCEEDED
  *     and PQC_UNAVAILABLE the sidecar may have done the work without this client's knowing.
  *
@@ -202,7 +205,8 @@ typedef struct pqc_client_options {
  * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*
  *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
  *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded, or is too old or too new for
- *                                  this library: install the two libraries of one release
+ *                                  this library: install the two libraries of one release.
+ *                                  PQCACHED_RECORD: the file cannot be opened
  *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host; PQC_PATH_ADMIN:
  *                                  this user is no operator (the sidecar's user, or root)
  *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later

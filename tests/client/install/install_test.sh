@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs component `client` into a folder, moves it, builds a consumer against it with find_package, and runs it and
-# pqcachectl. Usage: install_test.sh BUILD SOURCE [CMAKE_ARGUMENT...]
+# Installs component `client` into a folder, moves it, builds a consumer against it with find_package, and runs it,
+# pqcachectl and pqcached-conform. Usage: install_test.sh BUILD SOURCE [CMAKE_ARGUMENT...]
 set -eu
 build=$1
 source=$2
@@ -24,3 +24,8 @@ status=0
 "$work/moved/bin/pqcachectl" --endpoint "unix://$work/nobody" ping 2> "$work/log" || status=$?
 cat "$work/log"
 [ "$status" = 3 ]
+status=0
+PQCACHED_RECORD="$work/calls" "$work/build/consumer_c" "unix://$work/nobody"
+"$work/moved/bin/pqcached-conform" "$work/calls" > "$work/log" || status=$?
+cat "$work/log"
+[ "$status" = 0 ] && grep -q '^calls: [1-9]' "$work/log"

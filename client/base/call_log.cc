@@ -24,10 +24,10 @@ namespace {
 constexpr char kVariable[] = "PQCACHED_RECORD";
 constexpr int kFormat = 1;
 // Elements of arrays; more are no valid arguments, and are not read.
-constexpr uint32_t kMaxHandles = 256;
-constexpr uint32_t kMaxItems = 4096;
-constexpr uint32_t kMaxLayers = 1024;
-constexpr uint32_t kMaxDims = 4;
+constexpr uint32_t kMaxRecordedHandles = 256;
+constexpr uint32_t kMaxRecordedItems = 4096;
+constexpr uint32_t kMaxRecordedLayers = 1024;
+constexpr uint32_t kMaxRecordedDims = 4;
 
 // The open record. One per process, and never freed: calls may end after main does.
 struct Log {
@@ -184,7 +184,7 @@ CallRecord& CallRecord::Number(const char* key, uint64_t value) {
 CallRecord& CallRecord::AddHandles(const char* key, const void* const* handles, uint32_t count) {
   AddKey(key);
   arguments_ += '[';
-  for (uint32_t i = 0; handles && count <= kMaxHandles && i < count; ++i) {
+  for (uint32_t i = 0; handles && count <= kMaxRecordedHandles && i < count; ++i) {
     arguments_ += (i == 0 ? "\"" : ",\"") + Address(handles[i]) + '"';
     uses_closed_ = uses_closed_ || WasClosed(handles[i]);
   }
@@ -234,7 +234,7 @@ bool ReadTokens(const pqc_tensor& rows, uint64_t* tokens) {
     *tokens = rows.block_table->token_count;
     return true;
   }
-  if (rows.ndim < 1 || rows.ndim > kMaxDims || !rows.shape) return false;
+  if (rows.ndim < 1 || rows.ndim > kMaxRecordedDims || !rows.shape) return false;
   *tokens = rows.shape[0];
   return true;
 }
@@ -249,7 +249,7 @@ CallRecord& CallRecord::Tokens(const pqc_tensor* rows) {
 CallRecord& CallRecord::Layers(const pqc_layer_rows* layers, uint32_t layer_count) {
   AddKey("layers");
   arguments_ += '[';
-  for (uint32_t i = 0; layers && layer_count <= kMaxLayers && i < layer_count; ++i) {
+  for (uint32_t i = 0; layers && layer_count <= kMaxRecordedLayers && i < layer_count; ++i) {
     pqc_layer_rows rows;
     if (ReadElement(layers, i, "layers", &rows) != PQC_OK) break;
     arguments_ += (i == 0 ? "{\"layer\":" : ",{\"layer\":") + std::to_string(rows.layer);
@@ -264,7 +264,7 @@ CallRecord& CallRecord::Layers(const pqc_layer_rows* layers, uint32_t layer_coun
 CallRecord& CallRecord::Items(const pqc_step_item* items, uint32_t item_count) {
   AddKey("items");
   arguments_ += '[';
-  for (uint32_t i = 0; items && item_count <= kMaxItems && i < item_count; ++i) {
+  for (uint32_t i = 0; items && item_count <= kMaxRecordedItems && i < item_count; ++i) {
     pqc_step_item item;
     if (ReadElement(items, i, "items", &item) != PQC_OK) break;
     uses_closed_ = uses_closed_ || WasClosed(item.sequence);

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/index/builder.h"
-#include "kvstore/memory/buddy.h"
 #include "kvstore/memory/free_map.h"
 #include "kvstore/refusal.h"
 
@@ -84,15 +83,16 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
     return admission;
   }
   const std::vector<Candidate> candidates = evictor.Candidates(cache, /*retained_only=*/false);
-  for (const Victim& victim : evictor.Plan(cache, candidates)) {
-    for (const UnitRange units : victim.extents) free.Free(units);
-    admission.bytes_to_evict += victim.bytes();
-    if (!free.Fits(demand)) continue;
+  const std::vector<Victim> victims = evictor.Plan(cache, candidates);
+  if (const auto count = CountNeeded(free, victims, demand); count.has_value()) {
+    for (size_t i = 0; i < *count; ++i) admission.bytes_to_evict += victims[i].bytes();
     admission.verdict = Verdict::kFitsAfterEviction;
     return admission;
   }
+  for (const Victim& victim : victims) {
+    for (const UnitRange units : victim.extents) free.Free(units);
+  }
   admission.verdict = Verdict::kRetryable;
-  admission.bytes_to_evict = 0;
   admission.shortfall_bytes = free.ShortfallBytes(demand);
   return admission;
 }

@@ -131,4 +131,25 @@ std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const St
   return victims;
 }
 
+std::optional<size_t> CountNeeded(const FreeMap& free, std::span<const Victim> victims,
+                                  const ExtentDemand& demand) {
+  const auto fits_after = [&](size_t count) {
+    FreeMap map = free;
+    for (const Victim& victim : victims.first(count)) {
+      for (const UnitRange units : victim.extents) map.Free(units);
+    }
+    return map.Fits(demand);
+  };
+  size_t enough = 1;
+  while (enough < victims.size() && !fits_after(enough)) enough *= 2;
+  enough = std::min(enough, victims.size());
+  if (!fits_after(enough)) return std::nullopt;
+  size_t too_few = enough / 2;
+  while (too_few + 1 < enough) {
+    const size_t middle = (too_few + enough) / 2;
+    (fits_after(middle) ? enough : too_few) = middle;
+  }
+  return enough;
+}
+
 }  // namespace pqcached::kvstore

@@ -14,9 +14,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "kvstore/memory/free_map.h"
 #include "kvstore/sequence/heat.h"
 #include "kvstore/sequence/segment.h"
 #include "kvstore/sequence/sequence.h"
@@ -42,6 +44,11 @@ struct Victim {
 // candidates hold; extents that other readers hold too become free later, and are not counted.
 std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const StoredLayers& layers,
                                  EvictionPolicy policy);
+
+// Returns the number of victims, from the first on, after which the demand fits into the memory;
+// nothing when it does not fit after all of them.
+std::optional<size_t> CountNeeded(const FreeMap& free, std::span<const Victim> victims,
+                                  const ExtentDemand& demand);
 
 }  // namespace pqcached::kvstore
 

@@ -50,17 +50,13 @@ std::vector<Victim> Evictor::Plan(const Cache& cache, std::span<const Candidate>
 // Checks first whether eviction frees enough, so that nothing is evicted in vain.
 bool Evictor::MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes) {
   const ExtentDemand demand(sizes_bytes);
-  FreeMap free = cache.pool->free_map();
+  const FreeMap free = cache.pool->free_map();
   if (free.Fits(demand)) return true;  // another thread has freed memory concurrently
   const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/false);
   const std::vector<Victim> victims = Plan(cache, candidates);
-  size_t count = 0;
-  while (count < victims.size() && !free.Fits(demand)) {
-    for (const UnitRange units : victims[count].extents) free.Free(units);
-    ++count;
-  }
-  if (!free.Fits(demand)) return false;
-  Execute(cache, candidates, std::span(victims).first(count));
+  const std::optional<size_t> count = CountNeeded(free, victims, demand);
+  if (!count.has_value()) return false;
+  Execute(cache, candidates, std::span(victims).first(*count));
   return true;
 }
 

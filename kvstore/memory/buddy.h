@@ -1,4 +1,4 @@
-// BuddyAllocator: assigns the units of a pool to extents.
+// BuddyAllocator: assigns the units of a heap of records to extents.
 //
 // Space is counted in *units*. An *extent* is 2^order units, aligned to its own size. Freeing an
 // extent merges it with its buddy as long as the buddy is free. Allocate returns the lowest free

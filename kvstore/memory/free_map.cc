@@ -20,7 +20,7 @@ void ExtentDemand::Add(size_t size_bytes, uint64_t extent_count) {
 }
 
 void FreeMap::Free(UnitRange units) {
-  if (!pinned_units_.contains(units.begin)) units_.Free(units);
+  if (!pinned_units_.contains(units.begin) && units_.IsUsed(units)) units_.Free(units);
 }
 
 bool FreeMap::Fits(const ExtentDemand& demand) const { return ShortfallBytes(demand) == 0; }
@@ -34,9 +34,8 @@ size_t FreeMap::ShortfallBytes(const ExtentDemand& demand) const {
   RunAllocator left = units_;
   size_t missing_bytes = 0;
   for (const auto& [units, count] : demand.counts()) {
-    uint64_t done = 0;
-    while (done < count && left.Allocate(units).has_value()) ++done;
-    missing_bytes += (count - done) * (size_t{units} << kExtentUnitShift);
+    const uint64_t missing = count - left.AllocateMany(units, count);
+    missing_bytes += missing * (size_t{units} << kExtentUnitShift);
   }
   return missing_bytes;
 }

@@ -49,7 +49,8 @@ class FreeMap {
         limit_bytes_(limit_bytes),
         pinned_units_(std::move(pinned_units)) {}
 
-  // REQUIRES: the units were allocated together, and are in use.
+  // No effect if some of the units are free in the copy: a plan may name memory that was allocated
+  // after the copy was made.
   void Free(UnitRange units);
 
   // Returns true when all extents could be allocated together.

@@ -214,7 +214,7 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
   for (size_t i = 0; i < places.size(); ++i) {
     const size_t units = std::min(UnitsFor(sizes_bytes[i]), size_t{1} << kMaxExtentOrder);
     places[i].count = static_cast<uint32_t>(units);
-    wanted_bytes += UnitsFor(sizes_bytes[i]) << kExtentUnitShift;
+    wanted_bytes += std::max(sizes_bytes[i], places[i].size_bytes());
   }
   size_t shortfall_bytes = 0;
   std::string why;

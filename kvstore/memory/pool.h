@@ -10,8 +10,9 @@
 // present ahead of the next allocations, and of free memory that was used a short while ago
 // (ReturnUnusedPages).
 //
-// Thread-safe. One lock, held for O(extents of a request * log(extents)), and while the kernel
-// removes pages of a free piece of at most 2 MiB; pages are allocated without it.
+// Thread-safe. One lock, held for O(extents of a request * log(runs)), while the free runs are
+// copied (free_map, and for pages that return), and while the kernel removes pages of a free piece
+// of at most 2 MiB; pages are allocated without it.
 #ifndef PQCACHED_KVSTORE_MEMORY_POOL_H_
 #define PQCACHED_KVSTORE_MEMORY_POOL_H_
 
@@ -46,7 +47,7 @@ struct PoolUsage {
   size_t capacity_bytes = 0;
   size_t used_bytes = 0;  // includes quarantined bytes
   size_t free_bytes = 0;
-  size_t largest_free_bytes = 0;  // longest extent that could be allocated
+  size_t largest_free_bytes = 0;  // longest run of free units
   size_t quarantined_bytes = 0;   // possibly still mapped by clients of an earlier process
   size_t limit_bytes = 0;         // limit of used_bytes: the quota, or less when memory is short
 };

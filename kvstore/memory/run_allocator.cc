@@ -9,7 +9,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kLongUnits = 8;  // 512 KiB
+constexpr uint32_t kLongUnits = 8;       // 512 KiB
+constexpr uint32_t kWindowUnits = 1024;  // 64 MiB
 
 }  // namespace
 
@@ -41,8 +42,9 @@ void RunAllocator::Take(std::map<uint32_t, uint32_t>::iterator run, UnitRange un
 std::optional<uint32_t> RunAllocator::Place(UnitRange run, uint32_t count) const {
   const uint64_t block = std::bit_ceil(uint64_t{count});
   if (block > unit_count_) return std::nullopt;
+  const uint32_t window = std::min(run.count, std::max(count, kWindowUnits));
   const uint64_t last =
-      std::min<uint64_t>(uint64_t{run.begin} + run.count - count, unit_count_ - block);
+      std::min<uint64_t>(uint64_t{run.begin} + window - count, unit_count_ - block);
   if (last < run.begin) return std::nullopt;
   return count < kLongUnits ? static_cast<uint32_t>(last) : run.begin;
 }
@@ -55,6 +57,38 @@ std::optional<uint32_t> RunAllocator::Allocate(uint32_t count) {
     return place;
   }
   return std::nullopt;
+}
+
+uint64_t RunAllocator::AllocateMany(uint32_t count, uint64_t wanted) {
+  const uint64_t block = std::bit_ceil(uint64_t{count});
+  uint64_t done = 0;
+  while (done < wanted) {
+    const auto run = runs_.lower_bound({count, 0});
+    if (run == runs_.end()) break;
+    const UnitRange whole{.begin = run->second, .count = run->first};
+    // What is left of the shortest run is again the shortest one, as long as it is not cut in two.
+    const bool is_cut = count < kLongUnits && whole.count > kWindowUnits;
+    if (is_cut || uint64_t{whole.begin} + whole.count + block > unit_count_) {
+      if (!Allocate(count).has_value()) break;
+      ++done;
+      continue;
+    }
+    const auto here = static_cast<uint32_t>(std::min<uint64_t>(wanted - done, whole.count / count));
+    const uint32_t units = here * count;
+    const uint32_t begin = count < kLongUnits ? whole.begin + whole.count - units : whole.begin;
+    Take(lengths_.find(whole.begin), {.begin = begin, .count = units});
+    done += here;
+  }
+  return done;
+}
+
+bool RunAllocator::IsUsed(UnitRange units) const {
+  const uint64_t end = uint64_t{units.begin} + units.count;
+  const auto next = lengths_.lower_bound(units.begin);
+  if (next != lengths_.end() && next->first < end) return false;
+  if (next == lengths_.begin()) return end <= unit_count_;
+  const auto& [begin, count] = *std::prev(next);
+  return end <= unit_count_ && uint64_t{begin} + count <= units.begin;
 }
 
 bool RunAllocator::IsFree(UnitRange units) const {

@@ -1,8 +1,9 @@
 // RunAllocator: assigns the units of a pool to extents.
 //
 // A *run* is a longest sequence of free units. Allocate takes the shortest run that is long enough;
-// of several, the first. Long extents begin where the run begins, and short ones end where it ends:
-// extents of one kind then lie together, and fewer long runs are cut into pieces.
+// of several, the first. Long extents begin where the run begins, and short ones end where it ends,
+// or where its first 64 MiB end: extents of one kind then lie together, fewer long runs are cut
+// into pieces, and a pool is in use from its beginning on.
 //
 // Thread-compatible; copies are independent.
 #ifndef PQCACHED_KVSTORE_MEMORY_RUN_ALLOCATOR_H_
@@ -31,7 +32,13 @@ class RunAllocator {
   // REQUIRES: the units are in use.
   void Free(UnitRange units);
 
+  // Allocates as many extents of `count` units each as Allocate would, at most `wanted`; returns
+  // their number.
+  uint64_t AllocateMany(uint32_t count, uint64_t wanted);
+
   bool IsFree(UnitRange units) const;
+  // Returns whether all of these units are in use.
+  bool IsUsed(UnitRange units) const;
   uint64_t used_units() const { return unit_count_ - free_units_; }
   uint64_t free_units() const { return free_units_; }
   // Returns the length of the longest run; 0 when no unit is free.

@@ -39,7 +39,7 @@ void Caches::VisitOthers(
     visit(open.cache->tenant, open.cache->spec, CapacityOf(open.cache));
   }
   for (const Making& each : making_) {
-    if (each.spec == wanted.spec) continue;
+    if (&each == &wanted) continue;
     size_t bytes = each.spec->capacity_bytes;
     for (const CachePointer& replaced : each.replaced) {
       if (caches_.contains(replaced->cache_id)) bytes -= std::min(bytes, CapacityOf(replaced));
@@ -64,10 +64,20 @@ absl::Status Caches::CheckRanks(const Making& wanted) const {
 
 absl::Status Caches::CheckCount(const Making& wanted) const {
   uint32_t open = 0, all = 0;
-  VisitOthers(wanted, [&](std::string_view other, const CacheSpec&, size_t) {
+  const auto count = [&](std::string_view tenant) {
     ++all;
-    open += other == wanted.tenant;
-  });
+    open += tenant == wanted.tenant;
+  };
+  for (const auto& [id, other] : caches_) {
+    if (!Contains(wanted.replaced, id)) count(other.cache->tenant);
+  }
+  for (const Making& each : making_) {  // one that replaces others counts when these have left
+    bool replaces = false;
+    for (const CachePointer& replaced : each.replaced) {
+      replaces = replaces || caches_.contains(replaced->cache_id);
+    }
+    if (&each != &wanted && !replaces) count(each.tenant);
+  }
   if (all >= options_.max_caches) {
     return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
                              kRetryMemory);
@@ -139,14 +149,13 @@ Caches::OpenCache* Caches::FindByName(std::string_view tenant, const CacheSpec& 
 }
 
 bool Caches::IsChanging(std::string_view tenant, const CacheSpec& spec) const {
-  return std::any_of(making_.begin(), making_.end(),
-                     [&](const Making& each) {
-                       return each.tenant == tenant && IsSameCache(*each.spec, spec);
-                     }) ||
-         std::any_of(caches_.begin(), caches_.end(), [&](const auto& each) {
-           const Cache& cache = *each.second.cache;
-           return cache.tenant == tenant && IsSameCache(cache.spec, spec) && IsReplaced(each.first);
-         });
+  for (const Making& each : making_) {
+    if (each.tenant == tenant && IsSameCache(*each.spec, spec)) return true;
+    for (const CachePointer& replaced : each.replaced) {
+      if (replaced->tenant == tenant && IsSameCache(replaced->spec, spec)) return true;
+    }
+  }
+  return false;
 }
 
 bool Caches::IsReplaced(uint64_t cache_id) const {
@@ -174,22 +183,25 @@ absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const Cache
 absl::StatusOr<Caches::Opened> Caches::Open(Making wanted, std::string_view session) {
   const std::string_view tenant = wanted.tenant;
   const CacheSpec& spec = *wanted.spec;
-  ASSIGN_OR_RETURN(auto open, Begin(std::move(wanted), session));
+  MakingList::iterator making;
+  ASSIGN_OR_RETURN(auto open, Begin(std::move(wanted), session, &making));
   if (open != nullptr) return Opened{.cache = std::move(open)};
   const absl::Cleanup done = [&] {
     const MutexLock lock(&mutex_);
-    making_.remove_if([&](const Making& each) { return each.spec == &spec; });
+    making_.erase(making);
     changed_.SignalAll();
   };
-  RETURN_IF_ERROR(Replace(spec));
+  RETURN_IF_ERROR(Replace(making));
   ASSIGN_OR_RETURN(auto made, memory_.Make(tenant, spec));
   const MutexLock lock(&mutex_);
   caches_.emplace(made->cache_id, OpenCache{.cache = made, .sessions = {std::string(session)}});
   return Opened{.cache = std::move(made), .is_new = true};
 }
 
-absl::StatusOr<Caches::CachePointer> Caches::Begin(Making wanted, std::string_view session) {
+absl::StatusOr<Caches::CachePointer> Caches::Begin(Making wanted, std::string_view session,
+                                                   MakingList::iterator* making) {
   const CacheSpec& spec = *wanted.spec;
+  std::vector<CachePointer> candidates;  // the last references end without the lock
   const MutexLock lock(&mutex_);
   const SteadyTime limit = SteadyTime::Now() + kMakingLimit;
   while (IsChanging(wanted.tenant, spec)) {
@@ -208,30 +220,30 @@ absl::StatusOr<Caches::CachePointer> Caches::Begin(Making wanted, std::string_vi
     open->sessions.emplace(session);
     return open->cache;
   }
-  std::erase_if(wanted.replaced, [&](const CachePointer& cache) {  // what has been used meanwhile
+  candidates = std::exchange(wanted.replaced, {});
+  for (const CachePointer& cache : candidates) {  // some may be used by now
     const auto found = caches_.find(cache->cache_id);
-    return found == caches_.end() || !found->second.sessions.empty() || IsReplaced(cache->cache_id);
-  });
+    if (found == caches_.end() || !found->second.sessions.empty() || IsReplaced(found->first)) {
+      continue;
+    }
+    wanted.replaced.push_back(cache);
+  }
   RETURN_IF_ERROR(CheckNew(wanted));
-  making_.push_back(std::move(wanted));
+  *making = making_.insert(making_.end(), std::move(wanted));
   return nullptr;
 }
 
-absl::Status Caches::Replace(const CacheSpec& spec) {
+absl::Status Caches::Replace(MakingList::iterator making) {
   std::vector<CachePointer> replaced;
-  const auto find = [&] {
-    return std::find_if(making_.begin(), making_.end(),
-                        [&](const Making& each) { return each.spec == &spec; });
-  };
   {
     const MutexLock lock(&mutex_);
-    replaced = find()->replaced;
+    replaced = making->replaced;
   }
   if (replaced.empty()) return absl::OkStatus();
   for (const CachePointer& cache : replaced) dropper_.drop(cache);
   const MutexLock lock(&mutex_);
-  const auto making = find();
   making->replaced.clear();
+  changed_.SignalAll();
   return CheckNew(*making);
 }
 
@@ -266,6 +278,7 @@ std::vector<Caches::CachePointer> Caches::Replaceable(std::string_view tenant,
   if (wanted.replaced.empty() || !suffice()) return {};
   const std::set<uint64_t> held = dropper_.held();
   auto candidates = std::exchange(wanted.replaced, {});
+  if (suffice()) return {};  // another reason refuses it, or there is room by now
   for (CachePointer& cache : candidates) {
     if (held.contains(cache->cache_id)) continue;
     wanted.replaced.push_back(std::move(cache));

@@ -99,10 +99,11 @@ class Caches {
 
   // Opens the cache, and drops those that it replaces if it has to be made.
   absl::StatusOr<Opened> Open(Making wanted, std::string_view session);
-  // Returns the open cache, or adds `wanted` to making_ and returns null.
-  absl::StatusOr<CachePointer> Begin(Making wanted, std::string_view session);
+  // Returns the open cache, or adds `wanted` to making_, sets *making, and returns null.
+  absl::StatusOr<CachePointer> Begin(Making wanted, std::string_view session,
+                                     MakingList::iterator* making);
   // Drops the caches that the one in making replaces. Errors: those of CheckNew when some stay.
-  absl::Status Replace(const CacheSpec& spec);
+  absl::Status Replace(MakingList::iterator making);
   // Returns the caches to drop, so that the limits and the machine admit the spec without them;
   // none when all that are unused do not suffice.
   std::vector<CachePointer> Replaceable(std::string_view tenant, const CacheSpec& spec) const;
@@ -138,7 +139,7 @@ class Caches {
   CacheMemory& memory_;
   const Dropper dropper_;
   mutable Mutex mutex_;
-  CondVar changed_;  // signalled when an element leaves making_
+  CondVar changed_;  // signalled when an element leaves making_, or replaces no caches any more
   std::map<uint64_t, OpenCache> caches_ ABSL_GUARDED_BY(mutex_);
   MakingList making_ ABSL_GUARDED_BY(mutex_);
   TenantQuotas quotas_ ABSL_GUARDED_BY(mutex_);

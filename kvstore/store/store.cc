@@ -155,7 +155,8 @@ absl::StatusOr<OpenedCache> StoreImpl::OpenCache(std::string_view tenant, const 
 
 void StoreImpl::DropUnused(const Caches::CachePointer& cache) {
   const CacheInfo info = Describe(*cache);
-  if (!DropCache(cache->tenant, cache->cache_id, /*force=*/false).ok()) return;
+  const auto dropped = DropCache(cache->tenant, cache->cache_id, /*force=*/false);
+  if (!dropped.ok() && caches_.FindInAnyTenant(cache->cache_id).ok()) return;
   if (options_.on_cache_evicted) options_.on_cache_evicted(cache->tenant, info);
 }
 

@@ -287,6 +287,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   absl::Status Handle() {
     if (request_.version != kvstore::kBrokerVersion) {
       closing_ = true;
+      reply_.version = request_.version;  // so that the client reads the status, which is final
       return Unimplemented("version",
                            absl::StrCat(request_.version, ", must be ", kvstore::kBrokerVersion));
     }

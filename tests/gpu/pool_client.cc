@@ -308,7 +308,7 @@ void PoolSidecar::SetLayers(const pqc_layer_group& group) {
       static_cast<uint32_t>((shape_.key_dim + shape_.value_dim) * DTypeBytes(shape_.dtype));
 }
 
-// Powers of two, as a buddy allocator places them.
+// Powers of two, aligned to their size, as the block of an ExtentRef may be.
 kvstore::ExtentRef PoolSidecar::TakeExtent(size_t size_bytes) {
   const size_t units =
       std::bit_ceil((size_bytes + kvstore::kMinExtentBytes - 1) / kvstore::kMinExtentBytes);

@@ -37,6 +37,12 @@ class PlainBuddy {
     }
     return true;
   }
+  bool IsUsed(uint32_t unit, uint32_t size) const {
+    for (uint32_t i = unit; i < unit + size; ++i) {
+      if (!taken_[i]) return false;
+    }
+    return true;
+  }
   void Set(uint32_t unit, uint32_t size, bool taken) {
     for (uint32_t i = unit; i < unit + size; ++i) taken_[i] = taken;
   }
@@ -68,8 +74,9 @@ class PlainBuddy {
     for (const auto& [begin, length] : Runs()) {
       if (length < count || length >= best || begin + block > taken_.size()) continue;
       best = length;
+      const uint32_t window = std::min(length, std::max(count, 1024u));
       const auto last =
-          std::min<uint32_t>(begin + length - count, static_cast<uint32_t>(taken_.size()) - block);
+          std::min<uint32_t>(begin + window - count, static_cast<uint32_t>(taken_.size()) - block);
       place = count < 8 ? last : begin;
     }
     return place;
@@ -124,7 +131,7 @@ TEST(BuddyAllocator, AgreesWithAPlainMapOverRandomOperations) {
 
 // The specification: a map of units. The run that is taken is the shortest that is long enough, and of several the first.
 TEST(RunAllocator, AgreesWithAPlainMapOverRandomOperations) {
-  for (const uint32_t unit_count : {1u, 2u, 7u, 64u, 100u, 255u}) {
+  for (const uint32_t unit_count : {1u, 2u, 7u, 64u, 100u, 255u, 2500u}) {
     std::mt19937 random(unit_count);
     RunAllocator runs(unit_count);
     PlainBuddy plain(unit_count);
@@ -157,9 +164,17 @@ TEST(RunAllocator, AgreesWithAPlainMapOverRandomOperations) {
       const auto unit = static_cast<uint32_t>(random() % unit_count);
       ASSERT_EQ(runs.IsFree({unit, count}),
                 unit + count <= unit_count && plain.IsFree(unit, count));
+      const UnitRange some{unit, std::min(count, unit_count - unit)};
+      ASSERT_EQ(runs.IsUsed(some), plain.IsUsed(some.begin, some.count));
       ASSERT_EQ(runs.used_units(), plain.used());
       ASSERT_EQ(runs.free_units(), unit_count - plain.used());
       ASSERT_EQ(runs.longest_run(), plain.longest_run());
+      RunAllocator many = runs, single = runs;
+      const uint64_t wanted = random() % 20;
+      uint64_t granted = 0;
+      while (granted < wanted && single.Allocate(count).has_value()) ++granted;
+      ASSERT_EQ(many.AllocateMany(count, wanted), granted);
+      ASSERT_EQ(many.runs(), single.runs());
     }
   }
 }

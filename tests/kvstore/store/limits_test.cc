@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvstore/memory/buddy.h"
 #include "kvstore/memory/free_map.h"
 #include "kvstore/memory/pool.h"
 #include "tests/kvstore/evict/pressure_fixture.h"
@@ -74,6 +73,18 @@ TEST(FreeMap, AgreesWithTheAllocatorAboutWhatWouldFit) {
     }
     EXPECT_GT(fitting, 0);
   }
+}
+
+// A plan may name memory that was allocated after the copy was made.
+TEST(FreeMap, IsNotChangedByFreeUnits) {
+  RunAllocator runs(10);
+  ASSERT_EQ(runs.Allocate(2), 8u);
+  FreeMap free(runs, 10 * kMinExtentBytes);
+  free.Free({.begin = 2, .count = 3});
+  free.Free({.begin = 7, .count = 2});
+  EXPECT_EQ(free.used_bytes(), 2 * kMinExtentBytes);
+  free.Free({.begin = 8, .count = 2});
+  EXPECT_EQ(free.used_bytes(), 0u);
 }
 
 TEST(FreeMap, CountsTheLimitBesideTheSpace) {

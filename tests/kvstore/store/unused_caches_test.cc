@@ -185,6 +185,18 @@ TEST_F(ShortMachine, KeepsThemWhenTheirMemoryWouldNotSuffice) {
   EXPECT_THAT(dropped_, ElementsAre());
 }
 
+// The machine's memory is not all that a cache needs.
+TEST_F(UnusedCaches, StayWhenTheyAreNotTheReason) {
+  MemoryKeeper keeper;
+  Start(Options(8, &keeper));
+  ASSERT_NE(Open("a", "s1"), 0u);
+  store_->DropSession("s1");
+  keeper.max_kept = keeper.Names().size();
+  EXPECT_EQ(Open("b", "s2"), 0u);
+  EXPECT_THAT(Names(), ElementsAre("a"));
+  store_.reset();
+}
+
 TEST_F(UnusedCaches, WithoutASessionOrOfKeptSessionsAreInUse) {
   MemoryKeeper keeper;
   Start(Options(2, &keeper));

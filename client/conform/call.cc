@@ -180,4 +180,6 @@ std::string ReadCall(std::string_view text, RecordedCall* call) {
   return "";
 }
 
+std::string InLine(const RecordedCall& call) { return "line " + std::to_string(call.line); }
+
 }  // namespace pqcached::conform

@@ -59,6 +59,9 @@ inline constexpr uint64_t kFormat = 1;
 // not known are ignored.
 std::string ReadCall(std::string_view text, RecordedCall* call);
 
+// Returns "line N", where the record has the call.
+std::string InLine(const RecordedCall& call);
+
 }  // namespace pqcached::conform
 
 #endif  // PQCACHED_CLIENT_CONFORM_CALL_H_

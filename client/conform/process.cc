@@ -15,8 +15,6 @@ constexpr char kFailures[] = "client.h 9";
 constexpr char kSteps[] = "step.h";
 constexpr char kEvents[] = "cache_events.h";
 
-std::string InLine(const RecordedCall& call) { return "line " + std::to_string(call.line); }
-
 std::string Named(const RecordedCall& call) { return call.name + " in " + InLine(call); }
 
 bool IsStepEnd(const RecordedCall& call) {

@@ -3,8 +3,6 @@
 namespace pqcached::conform {
 namespace {
 
-std::string InLine(const RecordedCall& call) { return "line " + std::to_string(call.line); }
-
 // Returns whether the status is about the call's arguments, of which some are not recorded.
 bool IsAboutArguments(pqc_status status) {
   return status == PQC_INVALID_ARGUMENT || status == PQC_OUT_OF_RANGE ||

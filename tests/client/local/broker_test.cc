@@ -179,7 +179,7 @@ TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   BrokerReply reply = Hello(4096);
   reply.version = kvstore::kBrokerVersion + 1;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_FAILED_PRECONDITION);
-  EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 3, this client's 2");
+  EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 4, this client's 3");
   reply = Hello(4096);
   reply.call = BrokerCall::kOpenPool;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
@@ -213,7 +213,7 @@ TEST(BrokerTest, ABrokerOfVersion1IsReportedWithBothVersionsAtOnce) {
   });
   std::unique_ptr<Broker> broker;
   EXPECT_EQ(Open(fake->path(), &broker, 2000), PQC_FAILED_PRECONDITION);
-  EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 1, this client's 2");
+  EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 1, this client's 3");
   EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
   EXPECT_EQ(write(done[1], "x", 1), 1);
   fake.reset();  // joins the thread that reads from the pipe

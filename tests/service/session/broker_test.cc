@@ -268,10 +268,20 @@ TEST_F(BrokerTest, RequestsOfVersion1AreRefusedWithBothVersions) {
   EXPECT_EQ(reply.version, kvstore::kBrokerVersion);
   EXPECT_EQ(reply.status, StatusCode::UNIMPLEMENTED);
   EXPECT_STREQ(reply.field, "version");
-  EXPECT_STREQ(reply.message, "1, must be 2");
+  EXPECT_STREQ(reply.message, "1, must be 3");
   EXPECT_EQ(reply.retry_ms, 0u);
   BrokerReply none;
   EXPECT_FALSE(connection.Receive(none)) << "the broker ends the connection";
+}
+
+TEST_F(BrokerTest, ClientsOfVersion2ReadTheRefusal) {
+  Start();
+  BrokerConnection connection(path());
+  BrokerRequest request = BrokerConnection::Hello();
+  request.version = 2;
+  const BrokerReply reply = connection.Call(request);
+  EXPECT_EQ(reply.version, 2u);
+  EXPECT_EQ(reply.status, StatusCode::UNIMPLEMENTED);
 }
 
 TEST_F(BrokerTest, SessionsAndConnectionsHaveLimits) {

@@ -287,8 +287,6 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   absl::Status Handle() {
     if (request_.version != kvstore::kBrokerVersion) {
       closing_ = true;
-      // A client of version 2, whose structs are the same, then reads the status, which is final.
-      if (request_.version == 2) reply_.version = 2;
       return Unimplemented("version",
                            absl::StrCat(request_.version, ", must be ", kvstore::kBrokerVersion));
     }

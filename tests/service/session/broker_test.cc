@@ -274,16 +274,6 @@ TEST_F(BrokerTest, RequestsOfVersion1AreRefusedWithBothVersions) {
   EXPECT_FALSE(connection.Receive(none)) << "the broker ends the connection";
 }
 
-TEST_F(BrokerTest, ClientsOfVersion2ReadTheRefusal) {
-  Start();
-  BrokerConnection connection(path());
-  BrokerRequest request = BrokerConnection::Hello();
-  request.version = 2;
-  const BrokerReply reply = connection.Call(request);
-  EXPECT_EQ(reply.version, 2u);
-  EXPECT_EQ(reply.status, StatusCode::UNIMPLEMENTED);
-}
-
 TEST_F(BrokerTest, SessionsAndConnectionsHaveLimits) {
   Start([](Config& config) { config.max_sessions = 2; });
   auto first = std::make_unique<BrokerConnection>(path());

@@ -19,10 +19,10 @@
  * On the local path no step call waits for an RPC, with three exceptions of pqc_step_begin: the
  * first step of a live index ends the prefill, the first step or read of a handle acquires a lease
  * and maps the pool, and a segment map that has changed is read again, after a build for example.
- * Rows (KV entries) of finished steps are sent in the background, and the client
- * keeps them until they are acknowledged. Tokens that are not stored yet must lie in the window:
- * pqc_step_begin waits until query_position - window_tokens tokens are stored. Packed tensors hold
- * the query tokens of all items, in the order of the items.
+ * Rows (KV entries) of finished steps are sent in the background, and the client keeps them until
+ * they are acknowledged. Tokens that are not stored yet must lie in the window: pqc_step_begin
+ * waits until query_position - window_tokens tokens are stored. Packed tensors hold the query
+ * tokens of all items, in the order of the items.
  *
  * An engine whose loop must not stop begins steps with PQC_STEP_NO_WAIT: pqc_step_begin and the
  * calls for layers then return at once, with a retry time, while anything that they need is

@@ -24,7 +24,9 @@ class RecordTest : public ::testing::Test {
 
   std::string path() const { return folder_.File("calls.jsonl"); }
   Outcome RunEngine(const std::vector<std::string>& command) const {
-    std::vector<std::string> recorded = {"/usr/bin/env", "PQCACHED_RECORD=" + path()};
+    // An engine that leaves a handle open leaks, which a sanitizer would report as its own error.
+    std::vector<std::string> recorded = {"/usr/bin/env", "PQCACHED_RECORD=" + path(),
+                                         "ASAN_OPTIONS=detect_leaks=0"};
     recorded.insert(recorded.end(), command.begin(), command.end());
     return RunProgram(recorded);
   }

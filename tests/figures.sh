@@ -83,6 +83,9 @@ for area in "${areas[@]}"; do
     echo "== engine: the memory of an idle daemon" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/bench/engine/idle_memory.py build/bench \
       --json "$rows/engine-idle.json" >&2
+    echo "== engine: the memory of one sequence over its content" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/bench/engine/content_memory.py build/bench \
+      --json "$rows/engine-content.json" >&2
   fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue

@@ -15,6 +15,7 @@
 #include "kvstore/clock.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/layer_build.h"
+#include "kvstore/index/shrink.h"
 #include "kvstore/index/training.h"
 #include "kvstore/memory/durable_store.h"
 #include "kvstore/refusal.h"
@@ -563,8 +564,12 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
   if (status.ok()) status = build.CatchUp();
-  if (!status.ok()) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
-  return status;
+  if (!status.ok()) {
+    sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
+    return status;
+  }
+  ShrinkSegments(cache, sequence);
+  return absl::OkStatus();
 }
 
 absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,

@@ -9,6 +9,7 @@
 #include "kvstore/clock.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/merge.h"
+#include "kvstore/index/shrink.h"
 #include "kvstore/index/training.h"
 #include "kvstore/refusal.h"
 
@@ -74,7 +75,7 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
 }
 
 bool LiveSequence::IsTail(const SegmentEntry& entry) const {
-  return entry.rows->slot_capacity() == cache_->segmenting.tail_tokens;
+  return cache_->segmenting.IsTail(entry.rows->slot_capacity());
 }
 
 const SegmentIndex* LiveSequence::IndexOf(const SegmentEntry& entry) const {
@@ -125,7 +126,10 @@ absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
   }
   auto worked = Recode(snapshot);
   if (!worked.ok() || *worked) return worked;
-  return Merge(snapshot);
+  worked = Merge(snapshot);
+  // Before the end of the prefill, segments may still have to be recoded.
+  if (!worked.ok() || *worked || !snapshot.list->prefill_closed) return worked;
+  return ShrinkSegment(*cache_, *sequence_, snapshot);
 }
 
 LayerTraining LiveSequence::Training(uint32_t layer_slot,

@@ -11,8 +11,9 @@
 //   drifted keys                keys that have drifted away from the generation's codebook begin a
 //                               new generation, however young the current one is
 //   decode, coded on arrival    the codes stay, as long as the keys do not drift
-// *Decode segments* (tail_tokens slots, filled by Append) are merged: each run of merge_segments of
-// them becomes one segment.
+// *Decode segments* (tail_tokens slots at most, filled by Append) are merged: each run of
+// merge_segments of them becomes one segment. When the prefill has ended, segments lose their
+// unused slots (shrink.h).
 //
 // Single-threaded: runs on the worker thread of IncrementalIndexer. Writers, readers, forks and
 // drops of the sequence continue concurrently; the next snapshot contains their changes.

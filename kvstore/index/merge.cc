@@ -26,14 +26,10 @@ struct Run {
   }
 };
 
-uint32_t RoundUp(uint32_t tokens) {
-  return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-}
-
 absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, const Run& run) {
   const NewSegment wanted{.segment_id = cache.counters.next_segment_id++,
                           .first_position = run.begin(),
-                          .slot_capacity = RoundUp(run.end() - run.begin())};
+                          .slot_capacity = RoundUpToBlock(run.end() - run.begin())};
   ASSIGN_OR_RETURN(auto created, CreateSegments(*cache.pool, cache.layers, {&wanted, 1}, {}));
   const SegmentRows& to = *created.front().rows;
   std::vector<uint32_t> row_bytes(cache.layers.head_count);

@@ -101,7 +101,8 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<c
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
                                     bool has_live_index, uint64_t first_position,
                                     std::span<const LayerRows> layers) {
-  const uint32_t tail_tokens = cache->segmenting.tail_tokens;
+  ASSIGN_OR_RETURN(const auto base, lease.sequence().Read());
+  const uint32_t tail_tokens = cache->segmenting.NextTailTokens(base->token_count());
   ASSIGN_OR_RETURN(auto writer,
                    SegmentWriter::Begin(std::move(cache), std::move(lease), tail_tokens));
   ASSIGN_OR_RETURN(const auto all, CheckAppend(writer.cache(), layers));

@@ -98,7 +98,7 @@ SegmentWriter::SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease leas
 
 void SegmentWriter::ClosePrefill() {
   const SegmentRows* tail = base_->list->tail();
-  const bool is_tail = tail == nullptr || tail->slot_capacity() == segment_tokens_;
+  const bool is_tail = tail == nullptr || cache_->segmenting.IsTail(tail->slot_capacity());
   if (base_->list->prefill_closed || is_tail) return;
   SegmentEntry& open = EditActiveSegment();
   open.closed = true;

@@ -18,6 +18,12 @@ SegmentingOptions SegmentingOptions::Of(const StoreOptions& options) {
           .prefill_cost = options.prefill_cost};
 }
 
+uint32_t SegmentingOptions::NextTailTokens(uint32_t stored_tokens) const {
+  constexpr uint32_t kPartsOfSequence = 16;
+  return std::min(std::max(RoundUpToBlock(stored_tokens / kPartsOfSequence), kBlockTokens),
+                  tail_tokens);
+}
+
 absl::StatusOr<uint32_t> Cache::LayerSlot(uint32_t layer) const {
   const auto it = std::lower_bound(
       layers.layers.begin(), layers.layers.end(), layer,

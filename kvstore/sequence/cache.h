@@ -33,6 +33,14 @@ struct SegmentingOptions {
   PrefillCost prefill_cost;
 
   static SegmentingOptions Of(const StoreOptions& options);
+
+  // Returns the capacity of the next segment that Append opens: short sequences get short ones.
+  uint32_t NextTailTokens(uint32_t stored_tokens) const;
+  // Returns whether a segment of this capacity has no more tokens than one that Append opens.
+  bool IsTail(uint32_t slot_capacity) const {
+    return slot_capacity <= tail_tokens &&
+           (slot_capacity != segment_tokens || segment_tokens == tail_tokens);
+  }
 };
 
 // Counters of all caches of a store. Thread-safe.

@@ -239,6 +239,11 @@ struct SegmentEntry {
 // without an index. An index with an empty list gets no codes.
 using NewestCodebooks = std::vector<std::vector<std::shared_ptr<const Codebook>>>;
 
+// Returns the least slot_capacity that holds these tokens.
+constexpr uint32_t RoundUpToBlock(uint32_t tokens) {
+  return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+}
+
 struct NewSegment {
   uint64_t segment_id = 0;
   uint32_t first_position = 0;

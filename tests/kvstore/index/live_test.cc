@@ -183,7 +183,7 @@ TEST(LiveIndex, KeysThatDriftAwayBeginANewGeneration) {
 TEST(LiveIndex, TailsAreMergedAndKeepTheirTokens) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
-  Add(sequence, kChunk + 30, 0, 1, /*append=*/false);
+  Add(sequence, kChunk + kTail + 30, 0, 1, /*append=*/false);  // the rest is longer than a tail
   ASSERT_TRUE(Finish(sequence).ok());
   for (int i = 0; i < 30; ++i) sequence.Append(37);  // eight full tails, and 86 tokens more
   WaitIdle(sequence.store());

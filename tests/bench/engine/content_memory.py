@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Memory of the pool over the content of one sequence: a prompt with an incremental index, and 16 decoded tokens.
+
+content_memory.py BUILD --json FILE: prompts of 1,100, 4,200 and 33,000 tokens, ingested in pieces of 512 tokens as an engine with
+chunked prefill does, with layers of the shape of Llama-3-8B (8 kv heads of 128, 4 of the 32 layers).
+
+Rows: used_over_content_1k, _4k and _32k = bytes that the sequence holds in the pool / (rows + codes and lists + codebooks), when the
+sidecar has no work left on it.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "tests")]
+
+import children  # noqa: E402
+import pqcached  # noqa: E402
+from mooncake_peer import child  # noqa: E402
+
+PROMPTS = {"1k": (1100, 1.3), "4k": (4200, 1.25), "32k": (33000, 1.25)}  # tokens, goal
+LAYERS, HEADS, QUERY_HEADS, DIM = 4, 8, 32, 128
+CHUNK_TOKENS, DECODED_TOKENS = 512, 16
+SETTLED_SECONDS = 2  # without a change of the bytes
+
+
+def settled(sequence):
+    """The description of the sequence when its memory does not change any more."""
+    info, since = sequence.describe(), time.monotonic()
+    while time.monotonic() - since < SETTLED_SECONDS:
+        time.sleep(0.1)
+        newest = sequence.describe()
+        if newest.used_bytes != info.used_bytes:
+            info, since = newest, time.monotonic()
+    return info
+
+
+def measure(cache, tokens):
+    random = np.random.default_rng(1)
+    rows = random.standard_normal((tokens + DECODED_TOKENS, HEADS, DIM), np.float32).astype(np.float16)
+    sequence = cache.create_sequence(live_index=True)
+    for first in range(0, tokens, CHUNK_TOKENS):
+        piece = rows[first:min(first + CHUNK_TOKENS, tokens)]
+        for layer in range(LAYERS):
+            sequence.ingest(layer, first, piece, piece)
+    for first in range(tokens, tokens + DECODED_TOKENS):
+        sequence.append(first, {layer: (rows[first:first + 1],) * 2 for layer in range(LAYERS)})
+    info = settled(sequence)
+    content = info.row_bytes + info.index_bytes + info.codebook_bytes
+    print(f"{tokens} tokens: {info.used_bytes >> 10} KiB held, {content >> 10} KiB of content: {info.used_bytes / content:.3f}", flush=True)
+    sequence.drop()
+    return info.used_bytes / content
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    group = pqcached.LayerGroup(list(range(LAYERS)), HEADS, QUERY_HEADS, DIM, DIM)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint = f"unix://{folder}/s"
+        command = [arguments.build.resolve() / "service/pqcached", "--listen", endpoint, "--max-pool-bytes", str(4 << 30)]
+        with child(command, "event=ready", folder, "sidecar", children.end_with_parent), \
+                pqcached.Client(endpoint, timeout_ms=60000) as client:
+            cache = client.open_cache("content", model_fingerprint="content", groups=[group], capacity_bytes=2 << 30)
+            for name, (tokens, goal) in PROMPTS.items():
+                rows.append({"area": "engine", "name": f"used_over_content_{name}", "value": measure(cache, tokens), "unit": "ratio",
+                             "better": "lower", "goal": goal, "against": f"rows, codes and codebooks of {tokens} tokens",
+                             "samples": 1, "spread": None})
+    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

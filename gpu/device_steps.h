@@ -19,11 +19,11 @@
 #include "gpu/step_tables.h"
 #include "gpu/steps.h"
 #include "kernels/cuda/attend.h"
-#include "kernels/cuda/lists.h"
+#include "kernels/cuda/step/lists.h"
 #include "kernels/cuda/merge.h"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/seats.h"
+#include "kernels/cuda/step/seats.h"
 #include "kernels/cuda/select/select.h"
 
 namespace pqcached::gpu {

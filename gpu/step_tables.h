@@ -28,7 +28,7 @@
 #include "gpu/steps.h"
 #include "kernels/cuda/copy.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/seats.h"
+#include "kernels/cuda/step/seats.h"
 #include "kernels/cuda/select/pq_table.h"
 #include "kernels/cuda/select/select.h"
 

@@ -90,7 +90,7 @@ class AttendBlock {
       __syncthreads();
       LoadTile(first, count);
       __syncthreads();
-      ScoreTile(count);
+      ScoreTile(first, count);
       __syncthreads();
       WeighTile(count);
       __syncthreads();
@@ -127,8 +127,18 @@ class AttendBlock {
     }
   }
 
-  // Scores the tile: warp w takes heads w, w + kWarps, ...; thread l of a warp takes row l.
-  __device__ void ScoreTile(uint32_t count) {
+  // Returns whether a head attends to a row of the lane.
+  __device__ bool Attends(uint32_t head, uint32_t row) const {
+    if (args_.row_ranges == nullptr) return true;
+    const uint32_t token = (first_head_ + head) / args_.shape.group_size;
+    const size_t query_token = size_t{lane_} * args_.shape.query_length + token;
+    const uint32_t* range = args_.row_ranges + query_token * 2;
+    return row >= range[0] && row < range[1];
+  }
+
+  // Scores the tile, which begins with row `first` of the lane: warp w takes heads w, w + kWarps,
+  // ...; thread l of a warp takes row l.
+  __device__ void ScoreTile(uint32_t first, uint32_t count) {
     const uint32_t row = LaneIndex();
     if (row >= count) return;
     const uint4* key = tile_ + row * plan_.tile_row_words;
@@ -143,7 +153,7 @@ class AttendBlock {
           sum += query[word * kPerWord + i] * part.values[i];
         }
       }
-      shared_.weights[head][row] = ToLogit(args_, sum);
+      shared_.weights[head][row] = Attends(head, first + row) ? ToLogit(args_, sum) : -INFINITY;
     }
   }
 

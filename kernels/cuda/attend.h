@@ -2,8 +2,8 @@
 // batch of sequences in one call, split over the rows of each lane.
 //
 // The definitions are those of kernels/attend/attend.h and kernels/attend/merge.h, with the same
-// tolerances for products in fp32: there is no mask, and a lane without rows has output = 0 and lse
-// = -infinity.
+// tolerances for products in fp32. A query token attends to all rows of its lane, or to a range of
+// them; without rows it has output = 0 and lse = -infinity.
 #ifndef PQCACHED_KERNELS_CUDA_ATTEND_H_
 #define PQCACHED_KERNELS_CUDA_ATTEND_H_
 
@@ -34,9 +34,12 @@ struct AttendArgs {
   const std::byte* const* addresses = nullptr;  // [lane, address_stride]: rows, aligned to 16 bytes
   size_t address_stride = 0;
   const uint32_t* row_counts = nullptr;  // [lane], at most row_capacity
-  float* output = nullptr;               // [lane, L, G, value_dim], overwritten
-  float* lse = nullptr;                  // [lane, L, G], overwritten
-  void* scratch = nullptr;               // AttendScratchBytes, 16-byte aligned
+  // [lane, L, 2], in device memory: query token t attends to the lane's rows [begin, end) only.
+  // Null: to all rows.
+  const uint32_t* row_ranges = nullptr;
+  float* output = nullptr;  // [lane, L, G, value_dim], overwritten
+  float* lse = nullptr;     // [lane, L, G], overwritten
+  void* scratch = nullptr;  // AttendScratchBytes, 16-byte aligned
   size_t scratch_bytes = 0;
 };
 

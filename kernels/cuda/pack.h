@@ -2,7 +2,8 @@
 // The prefill offload uses it to fill page-locked staging, which a Commit reads.
 //
 // This is the device variant of kernels/rows/ingest.h without its checks: the sidecar checks for
-// non-finite values and computes the checksum when it copies the rows out of staging.
+// non-finite values and computes the checksum when it copies the rows out of staging. PackStepRows
+// packs rows that are attended to before the sidecar sees them, and therefore checks.
 #ifndef PQCACHED_KERNELS_CUDA_PACK_H_
 #define PQCACHED_KERNELS_CUDA_PACK_H_
 
@@ -11,6 +12,8 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/status.h"
+#include "kernels/cuda/step/refused.h"
+#include "kernels/cuda/step/seats.h"
 
 namespace pqcached::kernels::cuda {
 
@@ -48,6 +51,24 @@ struct PackRowsArgs {
 //
 // Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
 KernelStatus PackRows(const PackRowsArgs& args, Stream stream);
+
+struct PackStepRowsArgs {
+  SeatShape shape;
+  const SeatItem* seats = nullptr;  // [seat_capacity], in device memory
+  // The tensors have the query tokens of all items in order. Without a block table; token_count,
+  // first_token and head_count have no effect.
+  PackRowsArgs rows;
+  uint32_t* packed = nullptr;     // page-locked memory: one word, which becomes 1
+  RefusedElement bad_key = {};    // the query token of a NaN or infinity, also after the rounding
+  RefusedElement bad_value = {};  // likewise
+};
+
+// Packs the rows of a step's query tokens as PackRows does, for the items that the step has: a
+// captured launch packs those of the step in which it is replayed. Rows of other tokens stay
+// unchanged.
+//
+// Errors: as above.
+KernelStatus PackStepRows(const PackStepRowsArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 

@@ -150,6 +150,66 @@ TEST_F(AttendDeviceTest, MatchesReferenceForSeveralQueryPositions) {
   }
 }
 
+// Each query token attends to a range of the rows, empty ones included.
+TEST_F(AttendDeviceTest, QueryTokensAttendToTheirRanges) {
+  constexpr uint32_t kLength = 3, kGroup = 2, kDim = 32;
+  for (const uint32_t splits : {1u, 3u}) {
+    for (const uint32_t row_count : {0u, 1u, 31u, 33u, 100u}) {
+      AttendShape shape = {.dtype = DType::kF32,
+                           .key_dim = kDim,
+                           .value_dim = kDim,
+                           .group_size = kGroup,
+                           .query_length = kLength,
+                           .lane_capacity = 1,
+                           .row_capacity = row_count,
+                           .split_count = splits};
+      const std::vector<uint32_t> ranges = {0, row_count / 2, row_count / 3, row_count, 1, 1};
+      const std::vector<float> queries = RandomFloats(kLength * kGroup * kDim, 5, 2.0f);
+      const RowData rows = MakeRows(shape.dtype, 2 * kDim, row_count, 1, 6);
+      const DeviceArray<std::byte> memory(rows.bytes);
+      std::vector<const std::byte*> addresses(row_count + 1, nullptr);
+      for (uint32_t row = 0; row < row_count; ++row) {
+        addresses[row] = memory.data() + row * rows.stride_bytes;
+      }
+      const DeviceArray<const std::byte*> device_addresses(addresses);
+      const DeviceArray<uint32_t> counts(std::vector<uint32_t>{row_count}), row_ranges(ranges);
+      const DeviceArray<float> device_queries(queries);
+      DeviceArray<float> output(kLength * kGroup * kDim), lse(kLength * kGroup);
+      DeviceArray<std::byte> scratch(AttendScratchBytes(shape));
+      Finish(AttendRows({.shape = shape,
+                         .queries = device_queries.data(),
+                         .addresses = device_addresses.data(),
+                         .address_stride = addresses.size(),
+                         .row_counts = counts.data(),
+                         .row_ranges = row_ranges.data(),
+                         .output = output.data(),
+                         .lse = lse.data(),
+                         .scratch = scratch.data(),
+                         .scratch_bytes = scratch.size()},
+                        stream_));
+      const Result actual = {output.Get(), lse.Get()};
+      shape.query_length = 1;
+      for (uint32_t token = 0; token < kLength; ++token) {
+        const uint32_t begin = ranges[2 * token], end = ranges[2 * token + 1];
+        RowData seen = MakeRows(shape.dtype, 2 * kDim, end - begin, 1, 6);
+        std::copy_n(rows.bytes.begin() + begin * static_cast<ptrdiff_t>(rows.stride_bytes),
+                    (end - begin) * rows.stride_bytes, seen.bytes.begin());
+        const auto first = queries.begin() + token * kGroup * kDim;
+        const Result expected = Expected(shape, seen, {first, first + kGroup * kDim}, 1.0f, 0.0f);
+        for (uint32_t i = 0; i < kGroup; ++i) {
+          const float found = actual.lse[token * kGroup + i];
+          ASSERT_TRUE(found == expected.lse[i] || std::abs(found - expected.lse[i]) < 5e-5f)
+              << "token " << token << " of " << row_count << " rows: " << found;
+        }
+        for (uint32_t i = 0; i < kGroup * kDim; ++i) {
+          ASSERT_NEAR(actual.output[token * kGroup * kDim + i], expected.output[i], 1e-4f)
+              << "token " << token << " of " << row_count << " rows";
+        }
+      }
+    }
+  }
+}
+
 TEST_F(AttendDeviceTest, StaysFiniteUnderLargeLogitsAndSoftcap) {
   const AttendShape shape = {.dtype = DType::kF32, .key_dim = 32, .value_dim = 32, .group_size = 2};
   ExpectMatches(shape, {100}, 3, 2.0f, 5.0f);

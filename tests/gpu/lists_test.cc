@@ -1,6 +1,6 @@
 // ArrangeLists against ordered sets: lists of any order and length, repetitions, padding, lengths; one list for all
 // kv heads; elements that are out of range. ArrangeRanges against plain loops.
-#include "kernels/cuda/lists.h"
+#include "kernels/cuda/step/lists.h"
 
 #include <gtest/gtest.h>
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -137,6 +138,92 @@ TEST_F(PackDeviceTest, TakesUnalignedTokensAndKeysAlone) {
   Check({.token_count = 5, .head_count = 3, .key_dim = 40, .value_dim = 8, .padding = 3});
   if (HasFatalFailure()) return;
   Check({.token_count = 5, .head_count = 1, .key_dim = 64, .value_dim = 0});
+}
+
+// Seats in another order than their items; rows of items that the step does not have stay.
+TEST_F(PackDeviceTest, PacksTheQueryTokensOfTheStepsItems) {
+  constexpr uint32_t kHeads = 2, kDim = 40;
+  for (const uint32_t length : {1u, 3u, 8u}) {
+    const Case c = {.from = DType::kF32, .to = DType::kBf16, .token_count = 3 * length};
+    const Tensor key = MakeTensor({.from = c.from, .token_count = c.token_count}, kDim, 0, 1);
+    const Tensor value = MakeTensor({.from = c.from, .token_count = c.token_count}, kDim, 0, 2);
+    const DeviceArray<SeatItem> seats(
+        std::vector<SeatItem>{{.item = 1, .query_begin = length},
+                              {.query_begin = 2 * length},  // of an earlier step
+                              {.item = 0, .query_begin = 0}});
+    const size_t row_bytes = 2 * kDim * 2;
+    const size_t head_stride = c.token_count * row_bytes;
+    const std::vector<std::byte> before(kHeads * head_stride, std::byte{0x5A});
+    DeviceArray<std::byte> rows(before);
+    const DeviceArray<uint32_t> packed(std::vector<uint32_t>{0});
+    Finish(PackStepRows({.shape = {.seat_capacity = 3, .kv_heads = kHeads, .query_length = length},
+                         .seats = seats.data(),
+                         .rows = {.key_dim = kDim,
+                                  .value_dim = kDim,
+                                  .key = key.view,
+                                  .value = value.view,
+                                  .row_dtype = c.to,
+                                  .rows = rows.data(),
+                                  .head_stride_bytes = head_stride,
+                                  .row_stride_bytes = row_bytes},
+                         .packed = packed.data()},
+                        stream_));
+    std::vector<std::byte> expected = before;
+    for (uint32_t token = 0; token < 2 * length; ++token) {
+      for (uint32_t head = 0; head < kHeads; ++head) {
+        std::byte* row = expected.data() + head * head_stride + token * row_bytes;
+        const size_t first = (token * kHeads + head) * kDim * sizeof(float);
+        ConvertElements(c.from, key.bytes.data() + first, c.to, row, kDim);
+        ConvertElements(c.from, value.bytes.data() + first, c.to, row + kDim * 2, kDim);
+      }
+    }
+    ASSERT_TRUE(rows.Get() == expected) << length;
+    EXPECT_EQ(packed.Get()[0], 1u);
+  }
+}
+
+TEST_F(PackDeviceTest, NotesNumbersThatAreNotFinite) {
+  constexpr uint32_t kDim = 32;
+  const DeviceArray<SeatItem> seats(std::vector<SeatItem>{{.item = 0, .query_begin = 0}});
+  const DeviceArray<uint32_t> packed(std::vector<uint32_t>{0});
+  const auto run = [&](size_t element, float number, bool is_key) {
+    std::vector<float> values(3 * kDim, 1.0f), bad = values;
+    bad[element] = number;
+    const DeviceArray<float> good_memory(values), bad_memory(bad);
+    const auto tensor = [&](bool has_bad) {
+      return PackTensor{.data = reinterpret_cast<const std::byte*>(has_bad ? bad_memory.data()
+                                                                           : good_memory.data()),
+                        .dtype = DType::kF32,
+                        .token_stride = kDim};
+    };
+    DeviceArray<std::byte> rows(3 * 2 * kDim * 2);
+    const DeviceArray<unsigned long long> noted(std::vector<unsigned long long>{0, 0});
+    Finish(PackStepRows({.shape = {.seat_capacity = 1, .kv_heads = 1, .query_length = 3},
+                         .seats = seats.data(),
+                         .rows = {.key_dim = kDim,
+                                  .value_dim = kDim,
+                                  .key = tensor(is_key),
+                                  .value = tensor(!is_key),
+                                  .row_dtype = DType::kF16,
+                                  .rows = rows.data(),
+                                  .head_stride_bytes = 0,
+                                  .row_stride_bytes = 2 * kDim * 2},
+                         .packed = packed.data(),
+                         .bad_key = {noted.data(), 5},
+                         .bad_value = {noted.data() + 1, 6}},
+                        stream_));
+    return noted.Get();
+  };
+  using Noted = std::vector<unsigned long long>;
+  const auto tagged = [](uint64_t tag, uint64_t token) {
+    return (tag << kRefusedTagShift) + token + 1;
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(run(0, 1.0f, true), (Noted{0, 0}));
+  EXPECT_EQ(run(0, 65519.0f, true), (Noted{0, 0})) << "rounds to the largest f16";
+  EXPECT_EQ(run(3 * kDim - 1, 65520.0f, true), (Noted{tagged(5, 2), 0})) << "rounds to infinity";
+  EXPECT_EQ(run(kDim, -infinity, false), (Noted{0, tagged(6, 1)}));
+  EXPECT_EQ(run(1, std::numeric_limits<float>::quiet_NaN(), false), (Noted{0, tagged(6, 0)}));
 }
 
 TEST_F(PackDeviceTest, RefusesWhatIsOutOfRange) {

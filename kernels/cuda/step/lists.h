@@ -4,25 +4,18 @@
 // Lists may have any order and may repeat positions; lanes receive ascending positions without
 // repetitions, because LocateRows (kernels/cuda/rows.h) removes no duplicates. Lists are read on
 // the device only, so an element that is out of range is left out, and noted in page-locked memory
-// for the host. Seats and lanes are those of kernels/cuda/seats.h.
-#ifndef PQCACHED_KERNELS_CUDA_LISTS_H_
-#define PQCACHED_KERNELS_CUDA_LISTS_H_
+// for the host. Seats and lanes are those of kernels/cuda/step/seats.h.
+#ifndef PQCACHED_KERNELS_CUDA_STEP_LISTS_H_
+#define PQCACHED_KERNELS_CUDA_STEP_LISTS_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/seats.h"
 #include "kernels/cuda/status.h"
+#include "kernels/cuda/step/refused.h"
+#include "kernels/cuda/step/seats.h"
 
 namespace pqcached::kernels::cuda {
-
-// Where kernels note an element that is out of range: index + 1 of one such element of the array,
-// plus `tag` << kRefusedTagShift. Stays unchanged when all elements are in range.
-struct RefusedElement {
-  unsigned long long* noted = nullptr;  // page-locked memory that the device may write, or null
-  uint32_t tag = 0;                     // below 2^16
-};
-inline constexpr uint32_t kRefusedTagShift = 48;
 
 // Returns the words that a lane's bits need: one bit per token, in multiples of 16 bytes.
 constexpr size_t ListBitWords(uint32_t token_capacity) {
@@ -73,4 +66,4 @@ KernelStatus ArrangeRanges(const ArrangeRangesArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 
-#endif  // PQCACHED_KERNELS_CUDA_LISTS_H_
+#endif  // PQCACHED_KERNELS_CUDA_STEP_LISTS_H_

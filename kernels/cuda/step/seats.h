@@ -5,8 +5,8 @@
 // kv_heads). A table in device memory maps each seat to its query tokens in this step, so that
 // items may be in any order while the launches stay the same. Query head h belongs to kv head h /
 // group_size.
-#ifndef PQCACHED_KERNELS_CUDA_SEATS_H_
-#define PQCACHED_KERNELS_CUDA_SEATS_H_
+#ifndef PQCACHED_KERNELS_CUDA_STEP_SEATS_H_
+#define PQCACHED_KERNELS_CUDA_STEP_SEATS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +54,7 @@ struct ArrangeOutputsArgs {
   const float* lane_output = nullptr;  // [lane, L, G, value_dim]
   const float* lane_lse = nullptr;     // [lane, L, G]
   float* output = nullptr;             // [tokens, kv_heads * G, value_dim]
-  float* lse = nullptr;                // [tokens, kv_heads * G]
+  float* lse = nullptr;                // [tokens, kv_heads * G]; null: not wanted
 };
 
 // Copies outputs and lse from lanes to the engine's tensors. Errors: as above.
@@ -79,4 +79,4 @@ KernelStatus ArrangePositions(const ArrangePositionsArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 
-#endif  // PQCACHED_KERNELS_CUDA_SEATS_H_
+#endif  // PQCACHED_KERNELS_CUDA_STEP_SEATS_H_

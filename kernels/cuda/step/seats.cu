@@ -1,4 +1,4 @@
-#include "kernels/cuda/seats.h"
+#include "kernels/cuda/step/seats.h"
 
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -70,7 +70,7 @@ __global__ void ArrangeOutputsKernel(ArrangeOutputsArgs args) {
   for (uint32_t i = threadIdx.x; i < args.value_dim; i += kThreads) {
     args.output[to * args.value_dim + i] = args.lane_output[from * args.value_dim + i];
   }
-  if (threadIdx.x == 0) args.lse[to] = args.lane_lse[from];
+  if (threadIdx.x == 0 && args.lse != nullptr) args.lse[to] = args.lane_lse[from];
 }
 
 __global__ void ArrangePositionsKernel(ArrangePositionsArgs args) {

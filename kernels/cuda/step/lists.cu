@@ -1,9 +1,10 @@
 // One block per lane. For lists it sets a bit for every position of the lane's list, and then reads
 // the bits back in order, 128 per thread: the positions ascend, and repeated ones count once,
 // whatever the order of the threads. Bits are cleared as they are read.
-#include "kernels/cuda/lists.h"
+#include "kernels/cuda/step/lists.h"
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/step/refused.cuh"
 
 namespace pqcached::kernels::cuda {
 namespace {
@@ -18,11 +19,6 @@ struct ListShared {
   uint32_t sums[kWarps];
   uint32_t padding_count;  // elements from the first -1 on
 };
-
-__device__ void Refuse(const RefusedElement& refused, size_t element) {
-  if (refused.noted == nullptr) return;
-  *refused.noted = (static_cast<unsigned long long>(refused.tag) << kRefusedTagShift) + element + 1;
-}
 
 class ListArranger {
  public:

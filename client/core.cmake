@@ -31,6 +31,7 @@ set(sources
   base/partials.cc
   base/tensors.cc
   base/token_names.cc
+  gpu/decode.cc
   gpu/gpu.cc
   gpu/ingest.cc
   gpu/merge.cc

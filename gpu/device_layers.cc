@@ -132,13 +132,15 @@ Status DeviceSteps::Locate(uint32_t layer, CacheUse cache_use) {
 }
 
 // Attends with some query tokens of each item to the rows that Locate has found.
-Status DeviceSteps::AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse) {
+Status DeviceSteps::AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse,
+                                  const uint32_t* row_ranges) {
   return FromKernel(kernels::cuda::AttendRows({.shape = attend_shape(tokens.count),
                                                .scale = options_.scale,
                                                .queries = lane_queries_,
                                                .addresses = addresses_,
                                                .address_stride = options_.selected_capacity,
                                                .row_counts = row_counts_,
+                                               .row_ranges = row_ranges,
                                                .output = lane_output,
                                                .lse = lane_lse,
                                                .scratch = attend_scratch_,
@@ -155,7 +157,7 @@ Status DeviceSteps::ArrangeOutputs(const QueryTokens& tokens, float* output, flo
                                                    .lane_output = lane_output_,
                                                    .lane_lse = lane_lse_,
                                                    .output = output + first * options_.value_dim,
-                                                   .lse = lse + first},
+                                                   .lse = lse == nullptr ? lse : lse + first},
                                                   stream_),
                     "arranging outputs");
 }
@@ -198,15 +200,11 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
   return OnDevice(options_.device, [&]() -> Status {
     CaptureId capture;
     RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
-    if (kinds_[layer] == StepLayerKind::kFull) {
-      const ItemRanges candidates{
-          .ranges = tables_.full_ranges(),
-          .count = options_.range_capacity,
-          .token_count = capture.is_capturing ? options_.token_capacity : row_end_};
-      return AttendInParts(layer, queries, candidates, output, lse);
-    }
-    if (kinds_[layer] == StepLayerKind::kWindow) {
-      return AttendInParts(layer, queries, {}, output, lse);
+    if (kinds_[layer] != StepLayerKind::kSelected) {
+      const bool is_full = kinds_[layer] == StepLayerKind::kFull;
+      RETURN_IF_ERROR(
+          AttendInParts(layer, queries, is_full ? FullCandidates(capture) : ItemRanges{}));
+      return ArrangeOutputs(AllTokens(), output, lse);
     }
     for (uint32_t i = 0; i < selection_count(); ++i) {
       RETURN_IF_ERROR(SelectTokens(layer, queries, rule, TokensOf(i)));
@@ -295,7 +293,7 @@ Status DeviceSteps::AddPart(const QueryTokens& tokens) {
 // Ranges may have more rows than a selection. They are attended to in parts of selected_capacity
 // rows, as many as the longest item may need: an item that has no more rows adds nothing.
 Status DeviceSteps::AttendInParts(uint32_t layer, const StepQueries& queries,
-                                  const ItemRanges& ranges, float* output, float* lse) {
+                                  const ItemRanges& ranges) {
   const QueryTokens tokens = AllTokens();
   RETURN_IF_ERROR(ArrangeQueries(queries, tokens));
   for (uint64_t first = 0; first == 0 || first < ranges.token_count;
@@ -309,7 +307,14 @@ Status DeviceSteps::AttendInParts(uint32_t layer, const StepQueries& queries,
       RETURN_IF_ERROR(AddPart(tokens));
     }
   }
-  return ArrangeOutputs(tokens, output, lse);
+  return {};
+}
+
+// Returns the candidates in layers of kind full.
+DeviceSteps::ItemRanges DeviceSteps::FullCandidates(const CaptureId& capture) const {
+  return {.ranges = tables_.full_ranges(),
+          .count = options_.range_capacity,
+          .token_count = capture.is_capturing ? options_.token_capacity : row_end_};
 }
 
 Outcome DeviceSteps::AttendRanges(uint32_t layer, const StepQueries& queries,
@@ -323,8 +328,173 @@ Outcome DeviceSteps::AttendRanges(uint32_t layer, const StepQueries& queries,
         .count = 1,
         .token_count = capture.is_capturing ? options_.token_capacity : row_end_,
         .refused = refused_element(layer, StepRefusal::Argument::kRange)};
-    return AttendInParts(layer, queries, of_items, output, lse);
+    RETURN_IF_ERROR(AttendInParts(layer, queries, of_items));
+    return ArrangeOutputs(AllTokens(), output, lse);
   });
+}
+
+// Decode calls. The attention to the selection is merged with one to sink and window, whose rows
+// are in the pool, among those of earlier steps that are not stored yet, and among those that the
+// call brings.
+
+// Reserves the memory that only steps that decode need, and forgets what the last step kept. The
+// host writes to it, so the previous step's work must be done.
+Status DeviceSteps::ReserveRecent() {
+  RETURN_IF_ERROR(step_done_.Wait());
+  if (kept_.data() == nullptr) {
+    const size_t tokens = size_t{options_.layer_count} * lane_capacity_ * kRecentCapacity;
+    RETURN_IF_ERROR(recent_.Allocate(tokens * row_bytes_));
+    RETURN_IF_ERROR(kept_.Allocate(options_.layer_count * sizeof(uint32_t)));
+  }
+  std::memset(kept_.data(), 0, kept_.size_bytes());
+  return {};
+}
+
+// Copies the rows of each item that are not stored to the places of its lanes.
+void DeviceSteps::CopyRecent(const StepBatch& batch) {
+  for (uint32_t item = 0; item < batch.count; ++item) {
+    const StepOwn& own = batch.sequences[item].own;
+    const size_t bytes = (own.query_position - own.stored_end) * row_bytes_;
+    const std::byte* from = own.recent;
+    for (uint32_t layer = 0; bytes > 0 && layer < options_.layer_count; ++layer) {
+      const size_t first = size_t{layer} * lane_capacity_ + tables_.seat(item) * options_.kv_heads;
+      for (uint32_t head = 0; head < options_.kv_heads; ++head, from += bytes) {
+        std::memcpy(
+            static_cast<std::byte*>(recent_.data()) + (first + head) * kRecentCapacity * row_bytes_,
+            from, bytes);
+      }
+    }
+  }
+}
+
+Status DeviceSteps::CheckDecode(uint32_t layer, const StepRows& rows) const {
+  if (!decodes_) return {Code::kInvalid, "the step does not decode"};
+  if (windows_[layer] + uint64_t{query_length_} - 1 > options_.selected_capacity) {
+    return {Code::kInvalid, "layer " + std::to_string(layer) + " has a window of " +
+                                std::to_string(windows_[layer]) +
+                                " tokens, but selected_capacity is " +
+                                std::to_string(options_.selected_capacity)};
+  }
+  for (const auto& [memory, name] : {std::pair{rows.keys, "keys"}, {rows.values, "values"}}) {
+    RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
+  }
+  return {};
+}
+
+// Packs the rows of the step's query tokens where the host finds them at the step's end. The device
+// reads them there too: they are few.
+Status DeviceSteps::KeepRows(uint32_t layer, const StepRows& rows) {
+  using Argument = StepRefusal::Argument;
+  return FromKernel(kernels::cuda::PackStepRows(
+                        {.shape = seat_shape(query_length_),
+                         .seats = tables_.seats(),
+                         .rows = {.key_dim = options_.key_dim,
+                                  .value_dim = options_.value_dim,
+                                  .key = {.data = static_cast<const std::byte*>(rows.keys),
+                                          .dtype = rows.key_dtype,
+                                          .token_stride = rows.key_strides[0],
+                                          .head_stride = rows.key_strides[1]},
+                                  .value = {.data = static_cast<const std::byte*>(rows.values),
+                                            .dtype = rows.value_dtype,
+                                            .token_stride = rows.value_strides[0],
+                                            .head_stride = rows.value_strides[1]},
+                                  .row_dtype = options_.dtype,
+                                  .rows = HostRows(layer),
+                                  .head_stride_bytes = token_room() * row_bytes_,
+                                  .row_stride_bytes = row_bytes_},
+                         .packed = static_cast<uint32_t*>(kept_.data()) + layer,
+                         .bad_key = refused_element(layer, Argument::kDecodedKey),
+                         .bad_value = refused_element(layer, Argument::kDecodedValue)},
+                        stream_),
+                    "keeping rows");
+}
+
+// Finds the rows of sink and window, for some query tokens of each item.
+Status DeviceSteps::LocateOwn(uint32_t layer, const QueryTokens& tokens) {
+  const kernels::cuda::KernelStatus arranged =
+      kernels::cuda::ArrangeOwnRows({.shape = seat_shape(tokens.count),
+                                     .seats = tables_.seats(),
+                                     .items = tables_.own_items(),
+                                     .excluded = tables_.excluded(),
+                                     .excluded_capacity = tables_.excluded_capacity(),
+                                     .first_token = tokens.first,
+                                     .window_tokens = windows_[layer],
+                                     .lane_positions = positions_,
+                                     .lane_stride = options_.selected_capacity,
+                                     .lane_counts = counts_,
+                                     .own_counts = own_counts_,
+                                     .row_ranges = row_ranges_},
+                                    stream_);
+  if (!arranged.ok()) return FromKernel(arranged, "arranging sink and window");
+  RETURN_IF_ERROR(Locate(layer, CacheUse::kReadsOnly));
+  const size_t recent = size_t{layer} * lane_capacity_ * kRecentCapacity * row_bytes_;
+  return FromKernel(
+      kernels::cuda::AppendOwnRows({.shape = seat_shape(tokens.count),
+                                    .seats = tables_.seats(),
+                                    .items = tables_.own_items(),
+                                    .lane_positions = positions_,
+                                    .lane_stride = options_.selected_capacity,
+                                    .lane_counts = counts_,
+                                    .own_counts = own_counts_,
+                                    .recent = static_cast<std::byte*>(recent_.data()) + recent,
+                                    .recent_capacity = kRecentCapacity,
+                                    .step_rows = HostRows(layer),
+                                    .token_capacity = token_room(),
+                                    .row_stride_bytes = row_bytes_,
+                                    .addresses = addresses_,
+                                    .row_counts = row_counts_},
+                                   stream_),
+      "looking up rows that are not stored");
+}
+
+// Attends to sink and window with some query tokens of each item, whose queries are arranged.
+Status DeviceSteps::AttendToOwn(uint32_t layer, const QueryTokens& tokens, float* lane_output,
+                                float* lane_lse) {
+  RETURN_IF_ERROR(LocateOwn(layer, tokens));
+  return AttendLocated(tokens, lane_output, lane_lse, row_ranges_);
+}
+
+// Attends to a selection, and to sink and window, with the query tokens that share the selection.
+Status DeviceSteps::DecodeTokens(uint32_t layer, const StepQueries& queries,
+                                 kernels::GroupRule rule, const QueryTokens& tokens) {
+  RETURN_IF_ERROR(SelectTokens(layer, queries, rule, tokens));
+  RETURN_IF_ERROR(Locate(layer, CacheUse::kCounts));
+  RETURN_IF_ERROR(AttendLocated(tokens, lane_output_, lane_lse_));
+  RETURN_IF_ERROR(AttendToOwn(layer, tokens, part_output_, part_lse_));
+  return AddPart(tokens);
+}
+
+Outcome DeviceSteps::Decode(uint32_t layer, const StepQueries& queries, const StepRows& rows,
+                            kernels::GroupRule rule, float* output, float* lse) {
+  return OnDevice(options_.device, [&]() -> Status {
+    CaptureId capture;
+    RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse ? lse : output, capture));
+    RETURN_IF_ERROR(CheckDecode(layer, rows));
+    RETURN_IF_ERROR(KeepRows(layer, rows));
+    if (kinds_[layer] != StepLayerKind::kSelected) {
+      const QueryTokens all = AllTokens();
+      if (kinds_[layer] == StepLayerKind::kFull) {
+        RETURN_IF_ERROR(AttendInParts(layer, queries, FullCandidates(capture)));
+        RETURN_IF_ERROR(AttendToOwn(layer, all, part_output_, part_lse_));
+        RETURN_IF_ERROR(AddPart(all));
+      } else {
+        RETURN_IF_ERROR(ArrangeQueries(queries, all));
+        RETURN_IF_ERROR(AttendToOwn(layer, all, lane_output_, lane_lse_));
+      }
+      return ArrangeOutputs(all, output, lse);
+    }
+    for (uint32_t i = 0; i < selection_count(); ++i) {
+      RETURN_IF_ERROR(DecodeTokens(layer, queries, rule, TokensOf(i)));
+      RETURN_IF_ERROR(ArrangeOutputs(TokensOf(i), output, lse));
+    }
+    RETURN_IF_ERROR(codes_.JoinSideStream(stream_));
+    return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
+  });
+}
+
+const void* DeviceSteps::Kept(uint32_t layer) const {
+  if (!decodes_ || layer >= options_.layer_count) return nullptr;
+  return static_cast<const uint32_t*>(kept_.data())[layer] != 0 ? HostRows(layer) : nullptr;
 }
 
 // Returns where the kernels of a layer note an element of an argument that is out of range.

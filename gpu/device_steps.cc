@@ -63,6 +63,10 @@ Status Check(const StepsOptions& options) {
     return OutOfRange("codebook_capacity", options.codebook_capacity,
                       "at least 1, and 65535 with all sequences and kv heads");
   }
+  for (uint32_t i = 0; options.layer_windows != nullptr && i < options.layer_count; ++i) {
+    if (options.layer_windows[i] <= kMaxTokens) continue;
+    return OutOfRange("layer_windows", options.layer_windows[i], "at most 2^30");
+  }
   if (options.range_capacity == 0) return OutOfRange("range_capacity", 0, "at least 1");
   const uint64_t planes = lanes * kernels::PlaneCount(options.geometry);
   if (options.codes_bytes != 0 && planes > kMaxLanes) {
@@ -100,6 +104,8 @@ size_t DeviceSteps::PlaceScratch(void* base) {
   arena.Place(select_scratch_, select_scratch_bytes_);
   arena.Place(positions_, lanes * options_.selected_capacity);
   arena.Place(counts_, lanes);
+  arena.Place(own_counts_, lanes);
+  arena.Place(row_ranges_, lanes * options_.query_length * 2);
   arena.Place(list_bits_, lanes * kernels::cuda::ListBitWords(options_.token_capacity));
   arena.Place(addresses_, lanes * options_.selected_capacity);
   arena.Place(row_counts_, lanes);
@@ -118,6 +124,11 @@ Status DeviceSteps::Create(const StepsOptions& options) {
   if (options.layer_kinds != nullptr) {
     kinds_.assign(options.layer_kinds, options.layer_kinds + options.layer_count);
   }
+  windows_.assign(options.layer_count, 0);
+  if (options.layer_windows != nullptr) {
+    windows_.assign(options.layer_windows, options.layer_windows + options.layer_count);
+  }
+  options_.layer_windows = nullptr;  // likewise
   lane_capacity_ = options.sequence_capacity * options.kv_heads;
   row_bytes_ = (size_t{options.key_dim} + options.value_dim) * kernels::DTypeBytes(options.dtype);
   updated_.assign(options.layer_count, false);
@@ -254,12 +265,14 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   if (!all_codes_resident()) {  // the previous step may still read codes that the update overwrites
     RETURN_IF_ERROR(step_done_.Wait());
   }
+  if (batch.decodes) RETURN_IF_ERROR(ReserveRecent());
   if (!page_lock_) {
     page_lock_ = std::make_unique<PageLock>(device_, batch.pool, batch.pool_bytes);
   }
   Status status = tables_.Update(
       batch, {.page_lock = page_lock_.get(), .pool = batch.pool, .caches = caches_.get()}, stream_);
   locked_bytes_ = page_lock_->locked_bytes();
+  if (status.ok() && batch.decodes) CopyRecent(batch);
   if (status.ok()) status = codes_.BeginStep(tables_.code_ranges());
   if (!status.ok() || staging_ || !tables_.has_host_only_rows()) return status;
   return CreateStaging();
@@ -278,6 +291,7 @@ Outcome DeviceSteps::Begin(const StepBatch& batch) {
     RETURN_IF_ERROR(BeginBatch(batch));
     query_length_ = batch.query_length;
     selects_per_token_ = batch.selects_per_token;
+    decodes_ = batch.decodes;
     row_end_ = 0;
     for (uint32_t i = 0; i < batch.count; ++i) {
       row_end_ = std::max(row_end_, batch.sequences[i].row_end);
@@ -306,19 +320,22 @@ Outcome DeviceSteps::ReleasePool() {
   });
 }
 
+std::byte* DeviceSteps::HostRows(uint32_t layer) const {
+  return static_cast<std::byte*>(fetched_.data()) +
+         size_t{layer} * token_room() * options_.kv_heads * row_bytes_;
+}
+
 Outcome DeviceSteps::Fetch(uint32_t layer, const StepRows& from, const void** rows) {
   return OnDevice(options_.device, [&]() -> Status {
     if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
-    const uint32_t capacity = options_.sequence_capacity * options_.query_length;
-    if (layer >= options_.layer_count || from.token_count > capacity) {
-      return OutOfRange("token_count", from.token_count, "at most " + std::to_string(capacity));
+    if (layer >= options_.layer_count || from.token_count > token_room()) {
+      return OutOfRange("token_count", from.token_count, "at most " + std::to_string(token_room()));
     }
     RETURN_IF_ERROR(CheckStreamTakesWork(stream_));
     for (const auto& [memory, name] : {std::pair{from.keys, "keys"}, {from.values, "values"}}) {
       RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
-    std::byte* const target = static_cast<std::byte*>(fetched_.data()) +
-                              size_t{layer} * capacity * options_.kv_heads * row_bytes_;
+    std::byte* const target = HostRows(layer);
     *rows = target;
     return FromKernel(
         kernels::cuda::PackRows({.token_count = from.token_count,

@@ -19,12 +19,13 @@
 #include "gpu/step_tables.h"
 #include "gpu/steps.h"
 #include "kernels/cuda/attend.h"
-#include "kernels/cuda/step/lists.h"
 #include "kernels/cuda/merge.h"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/step/seats.h"
 #include "kernels/cuda/select/select.h"
+#include "kernels/cuda/step/lists.h"
+#include "kernels/cuda/step/own_rows.h"
+#include "kernels/cuda/step/seats.h"
 
 namespace pqcached::gpu {
 
@@ -47,6 +48,9 @@ class DeviceSteps final : public Steps {
                           float* output, float* lse) override;
   Outcome AttendRanges(uint32_t layer, const StepQueries& queries, const uint64_t* ranges,
                        float* output, float* lse) override;
+  Outcome Decode(uint32_t layer, const StepQueries& queries, const StepRows& rows,
+                 kernels::GroupRule rule, float* output, float* lse) override;
+  const void* Kept(uint32_t layer) const override;
   Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) override;
   Outcome End() override;
   Outcome Wait() override;
@@ -97,11 +101,21 @@ class DeviceSteps final : public Steps {
                         const float* lse, CaptureId& capture);
   Status ArrangeLists(uint32_t layer, const StepLists& lists);
   Status ArrangeRanges(const ItemRanges& ranges, uint64_t first);
-  Status AttendInParts(uint32_t layer, const StepQueries& queries, const ItemRanges& ranges,
-                       float* output, float* lse);
+  Status AttendInParts(uint32_t layer, const StepQueries& queries, const ItemRanges& ranges);
+  ItemRanges FullCandidates(const CaptureId& capture) const;
+  Status ReserveRecent();
+  void CopyRecent(const StepBatch& batch);
+  Status CheckDecode(uint32_t layer, const StepRows& rows) const;
+  Status KeepRows(uint32_t layer, const StepRows& rows);
+  Status LocateOwn(uint32_t layer, const QueryTokens& tokens);
+  Status AttendToOwn(uint32_t layer, const QueryTokens& tokens, float* lane_output,
+                     float* lane_lse);
+  Status DecodeTokens(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                      const QueryTokens& tokens);
   Status CheckSelects(uint32_t layer) const;
   Status Locate(uint32_t layer, CacheUse cache_use);
-  Status AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse);
+  Status AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse,
+                       const uint32_t* row_ranges = nullptr);
   Status ArrangeOutputs(const QueryTokens& tokens, float* output, float* lse);
   Status AddPart(const QueryTokens& tokens);
   Status AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output, float* lse);
@@ -122,10 +136,15 @@ class DeviceSteps final : public Steps {
   kernels::cuda::SeatShape seat_shape(uint32_t query_length) const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
 
-  static constexpr size_t kRefusedArguments = 4;  // of StepRefusal
+  // Returns the kept or fetched rows of a layer, in fetched_.
+  std::byte* HostRows(uint32_t layer) const;
+  uint32_t token_room() const { return options_.sequence_capacity * options_.query_length; }
+
+  static constexpr size_t kRefusedArguments = 6;  // of StepRefusal
 
   StepsOptions options_;
   std::vector<StepLayerKind> kinds_;  // [layers]
+  std::vector<uint32_t> windows_;     // [layers]: tokens of the window in layers of kind kWindow
   Device device_;
   uint32_t lane_capacity_ = 0;
   size_t row_bytes_ = 0;
@@ -138,12 +157,17 @@ class DeviceSteps final : public Steps {
   const std::byte* pool_ = nullptr;
   size_t pool_bytes_ = 0;
   PinnedBuffer fetched_;  // [layers, kv_heads, tokens of a step, row]
+  // Allocated by the first step that decodes. Rows of earlier steps that are not stored, [layers,
+  // lanes, kRecentCapacity, row], and [layers]: 1 where the step's work has kept rows.
+  PinnedBuffer recent_;
+  PinnedBuffer kept_;
   PinnedBuffer refused_;  // [kRefusedArguments]: RefusedElement::noted by StepRefusal::Argument
   OwnedEvent step_done_;
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
   uint32_t query_length_ = 0;  // 0: no step is in progress
   bool selects_per_token_ = false;
+  bool decodes_ = false;
   uint32_t row_end_ = 0;                // the largest one of the step's items
   bool has_no_unfinished_step_ = true;  // step_done_ covers all work of earlier steps
 
@@ -159,6 +183,8 @@ class DeviceSteps final : public Steps {
   size_t select_scratch_bytes_ = 0;
   uint32_t* positions_ = nullptr;          // [lanes, selected_capacity]
   uint32_t* counts_ = nullptr;             // [lanes]
+  uint32_t* own_counts_ = nullptr;         // [lanes]
+  uint32_t* row_ranges_ = nullptr;         // [lanes, L, 2]
   uint32_t* list_bits_ = nullptr;          // [lanes, ListBitWords(token_capacity)]: zero
   const std::byte** addresses_ = nullptr;  // [lanes, selected_capacity]
   uint32_t* row_counts_ = nullptr;         // [lanes]

@@ -43,6 +43,8 @@ size_t StepTables::PlaceTables(void* base, Image& image) const {
   image.layers.resize(options_.layer_count);
   arena.Place(image.seats, options_.sequence_capacity);
   arena.Place(image.full_ranges, size_t{options_.sequence_capacity} * options_.range_capacity * 2);
+  arena.Place(image.own_items, options_.sequence_capacity);
+  arena.Place(image.excluded, excluded_capacity());
   const size_t lanes = lane_capacity_;
   const size_t brought = code_layer_count_ - codes_->resident_layer_count();
   arena.Place(image.code_ranges, brought * lanes * plane_count_);
@@ -74,6 +76,7 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
     code_layers_.push_back(HasIndex(options, layer) ? code_layer_count_++ : kNoIndex);
   }
   options_.layer_kinds = nullptr;  // the caller's memory
+  options_.layer_windows = nullptr;
   codes_ = &codes;
   lane_queries_ = lane_queries;
   lane_capacity_ = options.sequence_capacity * options.kv_heads;
@@ -191,36 +194,81 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
   // The upload of the previous step may still read the host image that is overwritten now.
   RETURN_IF_ERROR(uploaded_.Wait());
   EmptySeats();
+  RETURN_IF_ERROR(WriteExcluded(batch));
   for (uint32_t item = 0; item < batch.count; ++item) {
-    const uint32_t seat = item_seats_[item];
-    const bool is_new = previous_seats_[seat].sequence != batch.sequences[item].sequence;
-    host_.seats[seat] = {.item = item,
-                         .query_begin = batch.sequences[item].query_begin,
-                         .row_end = batch.sequences[item].row_end};
-    if (Status status = WriteFullRanges(batch.sequences[item], item); !status.ok()) {
-      for (const uint32_t taken : item_seats_) seats_[taken] = {};
+    const uint64_t previous = previous_seats_[item_seats_[item]].sequence;
+    const bool is_new = previous != batch.sequences[item].sequence;
+    if (Status status = DescribeItem(batch, item, is_new, rows, stream); !status.ok()) {
+      for (const uint32_t taken : item_seats_) seats_[taken] = {};  // forget the descriptions
       return {status.code(), "items[" + std::to_string(item) + "]: " + status.message()};
-    }
-    for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
-      const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
-                        .row_end = batch.sequences[item].row_end,
-                        .seat = seat,
-                        .layer = layer,
-                        .query_length = batch.selects_per_token ? 1 : batch.query_length,
-                        .selects = batch.selects && has_index(layer),
-                        .rows = rows,
-                        .stream = stream};
-      const uint32_t unchanged = is_new ? 0 : batch.sequences[item].unchanged_tokens;
-      if (Status status = Describe(place, unchanged); !status.ok()) {
-        for (const uint32_t taken : item_seats_) seats_[taken] = {};  // forget the descriptions
-        return {status.code(), "items[" + std::to_string(item) + "]: " + status.message()};
-      }
     }
   }
   const cudaError_t error = cudaMemcpyAsync(memory_.data(), pinned_.data(), upload_bytes_,
                                             cudaMemcpyHostToDevice, stream);
   if (error != cudaSuccess) return FromCuda(error, "copying the tables of a step");
   return uploaded_.Record(stream);
+}
+
+// Writes what the tables have of one item, and describes its layers.
+Status StepTables::DescribeItem(const StepBatch& batch, uint32_t item, bool is_new,
+                                const Rows& rows, kernels::cuda::Stream stream) {
+  const StepSequence& sequence = batch.sequences[item];
+  const uint32_t seat = item_seats_[item];
+  host_.seats[seat] = {
+      .item = item, .query_begin = sequence.query_begin, .row_end = sequence.row_end};
+  RETURN_IF_ERROR(WriteFullRanges(sequence, item));
+  RETURN_IF_ERROR(WriteOwn(batch, item));
+  const uint32_t stored_end = batch.decodes ? sequence.own.stored_end : 0;
+  for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
+    const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
+                      .row_end = std::max(sequence.row_end, stored_end),
+                      .seat = seat,
+                      .layer = layer,
+                      .query_length = batch.selects_per_token ? 1 : batch.query_length,
+                      .selects = batch.selects && has_index(layer),
+                      .rows = rows,
+                      .stream = stream};
+    RETURN_IF_ERROR(Describe(place, is_new ? 0 : sequence.unchanged_tokens));
+  }
+  return {};
+}
+
+Status StepTables::WriteExcluded(const StepBatch& batch) {
+  std::fill_n(host_.excluded, excluded_capacity(), kernels::cuda::OwnRange{});
+  if (!batch.decodes) return {};
+  if (batch.excluded_count > excluded_capacity()) {
+    return NoRoom("excluded ranges", batch.excluded_count, "their room", excluded_capacity());
+  }
+  for (uint32_t i = 0; i < batch.excluded_count; ++i) {
+    host_.excluded[i] = {batch.excluded[i].begin, batch.excluded[i].end};
+  }
+  return {};
+}
+
+// Writes the sink and the window of an item of a step that decodes.
+Status StepTables::WriteOwn(const StepBatch& batch, uint32_t item) {
+  if (!batch.decodes) return {};
+  const StepOwn& own = batch.sequences[item].own;
+  const bool is_ordered = own.sink_end <= own.window_begin &&
+                          own.window_begin <= own.query_position &&
+                          own.stored_end <= own.query_position;
+  if (!is_ordered) return Invalid("sink and window are not in order");
+  const uint64_t tokens =
+      uint64_t{own.sink_end} + own.query_position - own.window_begin + batch.query_length;
+  if (tokens > options_.selected_capacity) {
+    return Invalid("sink and window have " + std::to_string(tokens) +
+                   " tokens, but selected_capacity is " +
+                   std::to_string(options_.selected_capacity));
+  }
+  if (own.query_position - own.stored_end > kRecentCapacity) {
+    return Invalid(std::to_string(own.query_position - own.stored_end) +
+                   " tokens are not stored, must be at most " + std::to_string(kRecentCapacity));
+  }
+  host_.own_items[item_seats_[item]] = {.query_position = own.query_position,
+                                        .stored_end = own.stored_end,
+                                        .sink_end = own.sink_end,
+                                        .window_begin = own.window_begin};
+  return {};
 }
 
 // Writes the candidates of an item in layers of kind full.

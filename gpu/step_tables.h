@@ -28,9 +28,10 @@
 #include "gpu/steps.h"
 #include "kernels/cuda/copy.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/step/seats.h"
 #include "kernels/cuda/select/pq_table.h"
 #include "kernels/cuda/select/select.h"
+#include "kernels/cuda/step/own_rows.h"
+#include "kernels/cuda/step/seats.h"
 
 namespace pqcached::gpu {
 
@@ -80,6 +81,13 @@ class StepTables {
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
   // Candidates in layers of kind full, [items, range_capacity, 2].
   const uint64_t* full_ranges() const { return device_.full_ranges; }
+  // Sinks and windows of the items of a step that decodes, [seats], and the positions that these do
+  // not have, [excluded_capacity].
+  const kernels::cuda::OwnItem* own_items() const { return device_.own_items; }
+  const kernels::cuda::OwnRange* excluded() const { return device_.excluded; }
+  uint32_t excluded_capacity() const { return options_.range_capacity - 1; }
+  // The seat of an item of the batch.
+  uint32_t seat(uint32_t item) const { return item_seats_[item]; }
   // Layers with an index, and the number of such a layer among them, for LayerCodes.
   uint32_t code_layer_count() const { return code_layer_count_; }
   uint32_t code_layer(uint32_t layer) const { return code_layers_[layer]; }
@@ -120,6 +128,8 @@ class StepTables {
   struct Image {
     kernels::cuda::SeatItem* seats = nullptr;
     uint64_t* full_ranges = nullptr;
+    kernels::cuda::OwnItem* own_items = nullptr;
+    kernels::cuda::OwnRange* excluded = nullptr;
     kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident code layers, lanes, planes]
     std::vector<Layer> layers;
   };
@@ -138,6 +148,10 @@ class StepTables {
   static constexpr uint32_t kNoIndex = UINT32_MAX;
 
   size_t PlaceTables(void* base, Image& image) const;
+  Status WriteExcluded(const StepBatch& batch);
+  Status WriteOwn(const StepBatch& batch, uint32_t item);
+  Status DescribeItem(const StepBatch& batch, uint32_t item, bool is_new, const Rows& rows,
+                      kernels::cuda::Stream stream);
   Status WriteFullRanges(const StepSequence& sequence, uint32_t item);
   Status FindSeats(const StepBatch& batch);
   void EmptySeats();

@@ -31,8 +31,11 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 9;
+inline constexpr uint32_t kStepsVersion = 10;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
+
+// Tokens of an item, stored or not, whose rows Begin takes from the host for Decode.
+inline constexpr uint32_t kRecentCapacity = 64;
 
 // A Status in a form that can cross the library boundary. Longer messages are truncated.
 struct [[nodiscard]] Outcome {
@@ -60,6 +63,8 @@ struct StepsOptions {
   int device = 0;
   uint32_t layer_count = 0;
   const StepLayerKind* layer_kinds = nullptr;  // [layer_count], read by open; null: kSelected
+  const uint32_t* layer_windows = nullptr;  // [layer_count], read by open: tokens of the window of
+                                            // layers of kind kWindow; null: Decode has none of them
   kernels::DType dtype = kernels::DType::kF16;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
@@ -109,6 +114,21 @@ struct StepLayer {
   uint32_t select_count = 0;              // k, at most the number of candidates
 };
 
+// What Decode attends to of one item in addition to the selection, by positions.
+struct StepOwn {
+  uint32_t query_position = 0;  // of its first query token
+  // Rows of positions below it are read in the pool: at least row_end, at most query_position, and
+  // row_tokens in each layer.
+  uint32_t stored_end = 0;
+  // Rows of positions [stored_end, query_position), at most kRecentCapacity, in memory of the host:
+  // [layers, kv_heads, tokens, row].
+  const std::byte* recent = nullptr;
+  // The sink is [0, sink_end), and the window of query token i is [window_begin, query_position +
+  // i]. In layers of kind kWindow there is no sink, and the window has the layer's length.
+  uint32_t sink_end = 0;
+  uint32_t window_begin = 0;
+};
+
 struct StepSequence {
   uint64_t sequence = 0;  // id, never reused for another sequence
   uint32_t unchanged_tokens =
@@ -120,6 +140,7 @@ struct StepSequence {
   // Candidates in layers of kind full: at most range_capacity, ascending and disjoint.
   const StepRange* candidates = nullptr;
   uint32_t candidate_count = 0;
+  StepOwn own = {};  // of steps that decode
 };
 
 struct StepBatch {
@@ -129,7 +150,12 @@ struct StepBatch {
   const StepLayer* layers = nullptr;  // [count, layer_count]
   bool selects = true;                // false: no layer has candidates, and codes are not described
   bool selects_per_token = false;     // false: the query tokens of an item share a selection
-  const std::byte* pool = nullptr;    // contains all rows, planes and centroids
+  bool decodes = false;               // Decode may be called
+  // Of steps that decode: positions that sink and window do not have, ascending and disjoint, less
+  // than range_capacity of them.
+  const StepRange* excluded = nullptr;
+  uint32_t excluded_count = 0;
+  const std::byte* pool = nullptr;  // contains all rows, planes and centroids
   size_t pool_bytes = 0;
   void* stream = nullptr;  // a cudaStream_t of the device
 };
@@ -160,6 +186,8 @@ struct StepRefusal {
     kListPosition,  // negative, or not below row_end of its item
     kListLength,    // more than the capacity
     kRange,         // begins behind its end, or ends beyond row_end of its item
+    kDecodedKey,    // of Decode: the key of a query token has NaN or infinity
+    kDecodedValue,  // likewise
   };
   Argument argument = Argument::kNone;
   uint32_t layer = 0;
@@ -254,6 +282,17 @@ class Steps {
   // Errors: those of Attend
   virtual Outcome AttendRanges(uint32_t layer, const StepQueries& queries, const uint64_t* ranges,
                                float* output, float* lse) = 0;
+  // Attends to the selected tokens of each item, and to its sink and window, the query tokens
+  // included, after Begin of a step that decodes. `rows` are those of the query tokens, whose
+  // token_count has no effect; output and lse as in Attend, but lse may be null. Keeps the rows in
+  // the cache's dtype. May be captured: replays keep the rows of their step.
+  // Errors: those of Attend
+  virtual Outcome Decode(uint32_t layer, const StepQueries& queries, const StepRows& rows,
+                         kernels::GroupRule rule, float* output, float* lse) = 0;
+  // Returns the rows that Decode has kept in one layer: [kv_heads, tokens, row] in memory of the
+  // host, with sequence_capacity times query_length (of the options) tokens. Null when no work of
+  // the step has decoded the layer. Called after Wait, before the next Begin.
+  virtual const void* Kept(uint32_t layer) const = 0;
   // Copies rows of new tokens to the host, between Begin and End. *rows is [kv_heads, token_count,
   // row] in page-locked memory, in the cache's dtype, with [key | value] adjacent. The rows are
   // complete after Wait and valid until the next Begin.

@@ -76,6 +76,8 @@ pqc_status ReadShape(GpuState& state) {
     }
     state.layers.push_back(layer);
     state.kinds.push_back(KindOf(shape.kind));
+    const bool has_window = shape.kind == kvstore::LayerKind::kWindow;
+    state.windows.push_back(has_window ? state.cache->windows.at(layer) : 0);
   }
   if (state.layers.empty()) return Fail(PQC_INVALID_ARGUMENT, "cache", "it stores no layers");
   if (state.shape.softcap > 0) {
@@ -152,6 +154,7 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   RETURN_IF_ERROR(ReadCapacities(options, &wanted));
   state->sequence_capacity = wanted.sequence_capacity;
   state->selected_capacity = wanted.selected_capacity;
+  state->query_length = wanted.query_length;
   RETURN_IF_ERROR(
       ReadIndex(options.index, "options.index", state->cache->default_index, &state->index));
   RETURN_IF_ERROR(ReadShape(*state));
@@ -164,6 +167,7 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   wanted.group_size = shape.group_size();
   wanted.scale = shape.scale;
   wanted.layer_kinds = state->kinds.data();
+  wanted.layer_windows = state->windows.data();
   wanted.geometry = state->cache->has_indexed_layers
                         ? kvstore::GeometryOf(state->index, shape.key_dim)
                         : kernels::PqGeometry{shape.key_dim, 1, 4};  // any: nothing is coded

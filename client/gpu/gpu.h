@@ -38,6 +38,8 @@ struct GpuState final : StepDevice {
   pqc_status Attend(const LayerCall& call) override;
   pqc_status AttendPositions(const LayerCall& call, const pqc_position_lists& lists) override;
   pqc_status AttendRanges(const LayerCall& call, const pqc_token_range* of_items) override;
+  pqc_status Decode(const LayerCall& call, const RowBlock& rows) override;
+  const std::byte* DecodedRows(uint32_t layer, uint64_t* token_room) const override;
   pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) override;
   pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) override;
   void Release(pqc_step& step) override;
@@ -46,9 +48,11 @@ struct GpuState final : StepDevice {
   kvstore::IndexDescriptor index;
   uint32_t sequence_capacity = 0;
   uint32_t selected_capacity = 0;
+  uint32_t query_length = 0;     // longest one
   LayerShape shape;              // the same for all layers, but for the kind
   std::vector<uint32_t> layers;  // ascending; a layer's index here is its ordinal on the GPU
   std::vector<gpu::StepLayerKind> kinds;  // of `layers`
+  std::vector<uint32_t> windows;          // likewise: tokens of the window in layers of kind window
   std::atomic<bool> busy = false;
   uint64_t step_count = 0;
   // by sequence id; only sequences that may have a seat on the GPU
@@ -73,6 +77,7 @@ struct GpuState final : StepDevice {
   // [items]: candidates in layers of kind full, and their number.
   std::vector<std::vector<gpu::StepRange>> full_ranges;
   std::vector<uint32_t> full_counts;
+  std::vector<gpu::StepRange> excluded;  // of a step that decodes
 
   // The last member, so that it is destroyed first: its destructor waits for the device.
   std::unique_ptr<gpu::Steps, StepsCloser> steps;
@@ -87,6 +92,25 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
 
 // Finds the ordinal of a stored layer.
 pqc_status FindGpuLayer(const GpuState& gpu, uint32_t layer, uint32_t* ordinal);
+
+// Returns the end of the rows that calls of the step may read of an item, but for decode calls.
+uint32_t RowEnd(const pqc_step& step, const StepItem& item);
+
+// Checks rows of a step's tokens on the device.
+pqc_status CheckDeviceRows(const RowBlock& block);
+// Returns the addresses and strides of such rows.
+gpu::StepRows DeviceRowsOf(const RowBlock& block);
+gpu::StepQueries DeviceQueriesOf(const TensorView& view);
+
+// Decode calls. Checks that sinks and windows of the step fit.
+pqc_status CheckDecodingStep(const GpuState& gpu, const pqc_step& step);
+// Waits until items[number] has few rows that are not stored, and copies those of them that no
+// other call of the step reads.
+pqc_status TakeRecentRows(pqc_step& step, size_t number);
+// Returns whether an item has tokens between sink and window.
+bool HasCandidates(const pqc_step& step, const StepItem& item);
+// Describes sinks and windows of all items, after TakeRecentRows of all of them.
+void DescribeOwnRows(GpuState& gpu, const pqc_step& step);
 
 // Implements pqc_gpu_ingest_with.
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,

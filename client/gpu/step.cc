@@ -6,6 +6,7 @@
 #include "client/base/error.h"
 #include "client/gpu/gpu.h"
 #include "client/local/layer_source.h"
+#include "client/step/decode.h"
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/layer_view.h"
@@ -29,14 +30,6 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   return segment;
 }
 
-// Returns the end of the rows that the step's calls may read of an item: where the window begins
-// or, without a selection, the query position.
-uint32_t RowEnd(const pqc_step& step, const StepItem& item) {
-  const uint64_t context = item.query_position + 1;
-  const uint64_t window = step.has_selection ? step.selection.window_tokens : 1;
-  return static_cast<uint32_t>(std::min(context - std::min(window, context), item.end_before_step));
-}
-
 // Returns whether calls of the step may select in a layer.
 bool Selects(const GpuState& gpu, const pqc_step& step, uint32_t ordinal) {
   return step.has_selection && gpu.kinds[ordinal] == gpu::StepLayerKind::kSelected;
@@ -45,6 +38,7 @@ bool Selects(const GpuState& gpu, const pqc_step& step, uint32_t ordinal) {
 // Resolves the step's selection in the layer at `place`. Sets the candidates and their number.
 pqc_status DescribeCandidates(GpuState& gpu, const pqc_step& step, StepItem& item,
                               const kvstore::LayerRequest& request, size_t place) {
+  if (step.decodes && !HasCandidates(step, item)) return CheckUnusedTerms(step.selection, item);
   const kvstore::LayerView& view = gpu.opened[place].view;
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(step.selection, item.query_position, view.token_count(), &resolved);
@@ -187,14 +181,6 @@ pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
   return PQC_OK;
 }
 
-gpu::StepQueries QueriesOf(const TensorView& view) {
-  return {.data = view.data,
-          .dtype = view.dtype,
-          .token_stride = view.strides[0],
-          .head_stride = view.strides[1],
-          .dim_stride = view.strides[2]};
-}
-
 kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.group_rule; }
 
 // Replaces a block's device rows, those of the whole step, by the host's copy, which is complete
@@ -204,22 +190,10 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   RETURN_IF_ERROR(FindGpuLayer(gpu, block->layer, &ordinal));
   TensorView& keys = block->keys;
   TensorView& values = block->values;
-  if (keys.paged() || values.paged() || keys.strides[2] != 1 || values.strides[2] != 1) {
-    return Fail(PQC_UNIMPLEMENTED, "keys",
-                "on a GPU they must have no block table, and contiguous dims");
-  }
+  RETURN_IF_ERROR(CheckDeviceRows(*block));
   const auto tokens = static_cast<uint32_t>(keys.shape[0]);
   const void* rows = nullptr;
-  const gpu::Outcome fetched =
-      gpu.steps->Fetch(ordinal,
-                       {.keys = keys.data,
-                        .values = values.data,
-                        .key_dtype = keys.dtype,
-                        .value_dtype = values.dtype,
-                        .key_strides = {keys.strides[0], keys.strides[1]},
-                        .value_strides = {values.strides[0], values.strides[1]},
-                        .token_count = tokens},
-                       &rows);
+  const gpu::Outcome fetched = gpu.steps->Fetch(ordinal, DeviceRowsOf(*block), &rows);
   if (!fetched.ok()) return Report(fetched, "layers");
   const int64_t row = int64_t{gpu.shape.key_dim} + gpu.shape.value_dim;
   const auto at = [&](TensorView* view, size_t first) {
@@ -245,6 +219,11 @@ pqc_status ReportRefused(const GpuState& gpu) {
                 "in layer %u it began behind its end, or ended beyond the rows that the step reads",
                 layer);
   }
+  if (refused.argument == Argument::kDecodedKey || refused.argument == Argument::kDecodedValue) {
+    return Fail(PQC_INVALID_ARGUMENT, refused.argument == Argument::kDecodedKey ? "keys" : "values",
+                "NaN or infinity in query token %llu of layer %u, in the dtype of the cache",
+                element, layer);
+  }
   if (refused.argument == Argument::kListLength) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.lengths[%llu]", element),
                 "in layer %u it was more than lists.capacity", layer);
@@ -254,10 +233,70 @@ pqc_status ReportRefused(const GpuState& gpu) {
               layer);
 }
 
+// Fills the counts of a call, for which the host knows them.
+void FillCounts(const GpuState& gpu, uint32_t ordinal, const LayerCall& call) {
+  if (!call.counts) return;
+  const pqc_step& step = *call.step;
+  switch (gpu.kinds[ordinal]) {
+    case gpu::StepLayerKind::kSelected:
+      std::copy(step.counts.begin(), step.counts.end(), call.counts);
+      break;
+    case gpu::StepLayerKind::kFull:
+      std::copy(gpu.full_counts.begin(), gpu.full_counts.end(), call.counts);
+      break;
+    case gpu::StepLayerKind::kWindow:
+      std::fill_n(call.counts, step.items.size(), 0);
+      break;
+  }
+}
+
+// Waits until the rows that the step reads in the pool are stored.
+pqc_status WaitForRows(pqc_step& step, size_t number) {
+  if (step.decodes) return TakeRecentRows(step, number);
+  return WaitForTokens(step, number, RowEnd(step, step.items[number]));
+}
+
 }  // namespace
+
+uint32_t RowEnd(const pqc_step& step, const StepItem& item) {
+  const uint64_t context = item.query_position + 1;
+  // Where the window begins or, without a selection, the query position.
+  const uint64_t window = step.has_selection ? step.selection.window_tokens : 1;
+  return static_cast<uint32_t>(std::min(context - std::min(window, context), item.end_before_step));
+}
+
+pqc_status CheckDeviceRows(const RowBlock& block) {
+  if (!block.keys.paged() && !block.values.paged() && block.keys.strides[2] == 1 &&
+      block.values.strides[2] == 1) {
+    return PQC_OK;
+  }
+  return Fail(PQC_UNIMPLEMENTED, "keys",
+              "on a GPU they must have no block table, and contiguous dims");
+}
+
+gpu::StepRows DeviceRowsOf(const RowBlock& block) {
+  return {.keys = block.keys.data,
+          .values = block.values.data,
+          .key_dtype = block.keys.dtype,
+          .value_dtype = block.values.dtype,
+          .key_strides = {block.keys.strides[0], block.keys.strides[1]},
+          .value_strides = {block.values.strides[0], block.values.strides[1]},
+          .token_count = static_cast<uint32_t>(block.keys.shape[0])};
+}
+
+gpu::StepQueries DeviceQueriesOf(const TensorView& view) {
+  return {.data = view.data,
+          .dtype = view.dtype,
+          .token_stride = view.strides[0],
+          .head_stride = view.strides[1],
+          .dim_stride = view.strides[2]};
+}
 
 pqc_status GpuState::Begin(pqc_step& step, void* stream) {
   RETURN_IF_ERROR(CheckStep(*this, step));
+  if (step.decodes) RETURN_IF_ERROR(CheckDecodingStep(*this, step));
+  step.decode.unstored.assign(step.items.size(), {});
+  step.decode.unstored_rows.clear();
   const size_t items = step.items.size();
   const size_t places = items * layers.size();
   opened.resize(places);
@@ -272,11 +311,12 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
   ++step_count;
   pqc_status status = PQC_OK;
   for (size_t i = 0; i < items && status == PQC_OK; ++i) {
-    status = WaitForTokens(step, i, RowEnd(step, step.items[i]));
+    status = WaitForRows(step, i);
     if (status != PQC_OK) break;
     status = DescribeItem(*this, step, i);
     if (status != PQC_OK) status = PrefixItem(i, status);
   }
+  if (status == PQC_OK && step.decodes) DescribeOwnRows(*this, step);
   if (status == PQC_OK) status = TakePool(*this, step);
   if (status == PQC_OK) {
     status = Report(steps->Begin({.sequences = sequences.data(),
@@ -285,6 +325,9 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
                                   .layers = step_layers.data(),
                                   .selects = step.has_selection,
                                   .selects_per_token = step.select_per_token,
+                                  .decodes = step.decodes,
+                                  .excluded = excluded.data(),
+                                  .excluded_count = static_cast<uint32_t>(excluded.size()),
                                   .pool = pool->data(),
                                   .pool_bytes = pool->size_bytes(),
                                   .stream = stream}),
@@ -305,20 +348,21 @@ pqc_status GpuState::Attend(const LayerCall& call) {
   uint32_t ordinal = 0;
   RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
   const gpu::Outcome launched =
-      steps->Attend(ordinal, QueriesOf(call.queries), RuleOf(step), call.output, call.lse);
+      steps->Attend(ordinal, DeviceQueriesOf(call.queries), RuleOf(step), call.output, call.lse);
   if (!launched.ok()) return Report(launched, "gpu");
-  if (!call.counts) return PQC_OK;
-  switch (kinds[ordinal]) {
-    case gpu::StepLayerKind::kSelected:
-      std::copy(step.counts.begin(), step.counts.end(), call.counts);
-      break;
-    case gpu::StepLayerKind::kFull:
-      std::copy(full_counts.begin(), full_counts.end(), call.counts);
-      break;
-    case gpu::StepLayerKind::kWindow:
-      std::fill_n(call.counts, step.items.size(), 0);
-      break;
-  }
+  FillCounts(*this, ordinal, call);
+  return PQC_OK;
+}
+
+pqc_status GpuState::Decode(const LayerCall& call, const RowBlock& rows) {
+  uint32_t ordinal = 0;
+  RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
+  RETURN_IF_ERROR(CheckDeviceRows(rows));
+  const gpu::Outcome launched =
+      steps->Decode(ordinal, DeviceQueriesOf(call.queries), DeviceRowsOf(rows), RuleOf(*call.step),
+                    call.output, call.lse);
+  if (!launched.ok()) return Report(launched, "gpu");
+  FillCounts(*this, ordinal, call);
   return PQC_OK;
 }
 
@@ -329,7 +373,7 @@ pqc_status GpuState::AttendPositions(const LayerCall& call, const pqc_position_l
   }
   uint32_t ordinal = 0;
   RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
-  const gpu::Outcome launched = steps->AttendPositions(ordinal, QueriesOf(call.queries),
+  const gpu::Outcome launched = steps->AttendPositions(ordinal, DeviceQueriesOf(call.queries),
                                                        {.positions = lists.positions,
                                                         .lengths = lists.lengths,
                                                         .list_count = lists.list_count,
@@ -343,7 +387,7 @@ pqc_status GpuState::AttendRanges(const LayerCall& call, const pqc_token_range* 
   uint32_t ordinal = 0;
   RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
   const gpu::Outcome launched =
-      steps->AttendRanges(ordinal, QueriesOf(call.queries),
+      steps->AttendRanges(ordinal, DeviceQueriesOf(call.queries),
                           reinterpret_cast<const uint64_t*>(of_items), call.output, call.lse);
   return Report(launched, "gpu");
 }
@@ -385,8 +429,8 @@ pqc_status GpuState::Select(const LayerCall& call, const pqc_gpu_positions& out)
                 "layer %u has no index, and positions of such layers are not listed on a GPU",
                 call.layer);
   }
-  return Report(steps->Select(ordinal, QueriesOf(call.queries), RuleOf(*call.step), out.positions,
-                              out.stride, out.counts),
+  return Report(steps->Select(ordinal, DeviceQueriesOf(call.queries), RuleOf(*call.step),
+                              out.positions, out.stride, out.counts),
                 "gpu");
 }
 

@@ -37,9 +37,10 @@ pqc_status ReadDecodeRows(const pqc_step& step, const pqc_tensor* keys, const pq
   int64_t strides[2][3];
   const bool one = step.query_tokens == 1;
   rows->layer = call.layer;
+  const TensorPlace place = step.gpu ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
   RETURN_IF_ERROR(ReadRows(one ? WithTokens(*keys, shapes[0], strides[0]) : *keys,
                            one ? WithTokens(*values, shapes[1], strides[1]) : *values, call.shape,
-                           "", rows));
+                           "", rows, place));
   if (rows->keys.shape[0] == step.query_tokens) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, "keys.shape[0]", "%llu tokens, but the step has %llu",
               LongLong{rows->keys.shape[0]}, LongLong{step.query_tokens});
@@ -59,24 +60,11 @@ pqc_status ReadDecodeOut(pqc_step& step, const pqc_step_attention* caller_out) {
   return ReadAttentionOut(AttentionOutFields(out), call.shape, step.query_tokens, &call.out);
 }
 
-// Checks the terms for items that select nothing, which no reader sees. A count of tokens refers to
-// candidates, of which these items have none.
-pqc_status CheckUnusedTerms(const LayerCall& call, StepItem& item) {
-  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
-  kvstore::Selection terms = *call.selection;
-  if (terms.budget_kind == kvstore::BudgetKind::kCount) {
-    terms.budget_kind = kvstore::BudgetKind::kRatio;
-    terms.budget_ratio = 1.0;
-  }
-  kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
-  return resolved.refusal.ok() ? PQC_OK : FailInStep(resolved.refusal);
-}
-
 // Waits until the candidates of items that select are stored, so that the queue holds few rows.
 pqc_status WaitForCandidates(const LayerCall& call) {
   for (StepItem& item : call.step->items) {
     const pqc_status status = SkipsSelection(call, item)
-                                  ? CheckUnusedTerms(call, item)
+                                  ? CheckUnusedTerms(*call.selection, item)
                                   : WaitReady(*call.step, *call.selection, nullptr, &item);
     if (status == PQC_OK) continue;
     return PrefixItem(static_cast<size_t>(&item - call.step->items.data()), status);
@@ -147,26 +135,30 @@ class TableOfCall {
   bool kept_ = false;
 };
 
-// A view of the keys or values in a row table of all query tokens of a step.
+// A view of the keys or values in a row table of all query tokens of a step, which has room for
+// `token_room` tokens.
 TensorView TableView(const pqc_step& step, const LayerShape& shape, const std::byte* rows,
-                     uint32_t dim) {
+                     uint64_t token_room, uint32_t dim) {
   const auto row = static_cast<int64_t>(shape.row_bytes / kernels::DTypeBytes(shape.dtype));
   return {.data = rows,
           .dtype = shape.dtype,
           .ndim = 3,
           .shape = {step.query_tokens, shape.kv_heads, dim},
-          .strides = {row, row * static_cast<int64_t>(step.query_tokens), 1}};
+          .strides = {row, row * static_cast<int64_t>(token_room), 1}};
 }
 
-}  // namespace
+// Finds the row table of a layer that was decoded in the step, or null.
+const std::byte* FindDecodedRows(const pqc_step& step, uint32_t layer, uint64_t* token_room) {
+  if (step.gpu) return step.gpu->DecodedRows(layer, token_room);
+  const DecodeState::Layer* decoded = step.decode.Find(layer);
+  *token_room = step.query_tokens;
+  return decoded ? step.decode.rows.data() + decoded->table_begin : nullptr;
+}
 
-pqc_status DecodeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                        const pqc_tensor* keys, const pqc_tensor* values,
-                        const pqc_selection* selection, pqc_step_attention* out) {
-  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
-  if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on a GPU, where decoding is not supported");
-  }
+// Reads the arguments that decode calls have on the CPU and on a GPU alike.
+pqc_status ReadDecode(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                      const pqc_tensor* keys, const pqc_tensor* values,
+                      const pqc_selection* selection, RowBlock* rows) {
   RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
   LayerCall& call = step->call;
   if (step->decode.Find(layer)) {
@@ -177,10 +169,48 @@ pqc_status DecodeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
     return Fail(PQC_INVALID_ARGUMENT, "selection.window_tokens",
                 "0, must be at least 1: a token attends to itself");
   }
+  RETURN_IF_ERROR(ReadDecodeRows(*step, keys, values, call, rows));
+  call.decodes = true;
+  return PQC_OK;
+}
+
+// Launches a decode call on the step's GPU.
+pqc_status DecodeOnDevice(pqc_step* step, const RowBlock& rows, const pqc_step_attention* out) {
+  LayerCall& call = step->call;
+  RETURN_IF_ERROR(ReadStepOut(out, &call));
+  RETURN_IF_ERROR(step->gpu->Decode(call, rows));
+  step->decode.layers.push_back({.number = call.layer});
+  return PQC_OK;
+}
+
+}  // namespace
+
+// A count of tokens refers to candidates, of which such items have none.
+pqc_status CheckUnusedTerms(const kvstore::Selection& given, StepItem& item) {
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Selection terms = given;
+  if (terms.budget_kind == kvstore::BudgetKind::kCount) {
+    terms.budget_kind = kvstore::BudgetKind::kRatio;
+    terms.budget_ratio = 1.0;
+  }
+  kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
+  return resolved.refusal.ok() ? PQC_OK : FailInStep(resolved.refusal);
+}
+
+pqc_status DecodeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_tensor* keys, const pqc_tensor* values,
+                        const pqc_selection* selection, pqc_step_attention* out) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
+  if (step->gpu && !step->decodes) {
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "it is on a GPU, where pqc_step_decode needs PQC_STEP_DECODES in options.flags");
+  }
   RowBlock rows;
-  RETURN_IF_ERROR(ReadDecodeRows(*step, keys, values, call, &rows));
+  RETURN_IF_ERROR(ReadDecode(step, layer, queries, keys, values, selection, &rows));
+  if (step->gpu) return DecodeOnDevice(step, rows, out);
+  LayerCall& call = step->call;
   RETURN_IF_ERROR(ReadDecodeOut(*step, out));
-  call.attends = call.decodes = true;
+  call.attends = true;
   TableOfCall table(step->decode);
   RETURN_IF_ERROR(KeepRows(step, rows, call.shape));
   const pqc_status status = RunDecode(call);
@@ -190,21 +220,20 @@ pqc_status DecodeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
 }
 
 pqc_status AddDecodedRows(const pqc_step& step, std::vector<RowBlock>* blocks) {
-  const DecodeState& state = step.decode;
+  uint64_t token_room = 0;
   for (size_t i = 0; i < blocks->size(); ++i) {
-    if (!state.Find((*blocks)[i].layer)) continue;
+    if (!FindDecodedRows(step, (*blocks)[i].layer, &token_room)) continue;
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%zu].layer", i),
                 "%u was decoded in this step, which has its rows", (*blocks)[i].layer);
   }
   const size_t listed = blocks->size();
   for (const auto& [number, shape] : step.cache->stored_layers) {
-    if (const DecodeState::Layer* decoded = state.Find(number)) {
-      const std::byte* rows = state.rows.data() + decoded->table_begin;
+    if (const std::byte* rows = FindDecodedRows(step, number, &token_room)) {
+      const size_t key_bytes = shape.key_dim * kernels::DTypeBytes(shape.dtype);
       blocks->push_back(
           {.layer = number,
-           .keys = TableView(step, shape, rows, shape.key_dim),
-           .values = TableView(step, shape, rows + shape.key_dim * kernels::DTypeBytes(shape.dtype),
-                               shape.value_dim)});
+           .keys = TableView(step, shape, rows, token_room, shape.key_dim),
+           .values = TableView(step, shape, rows + key_bytes, token_room, shape.value_dim)});
       continue;
     }
     const bool has_rows =

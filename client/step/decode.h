@@ -1,9 +1,10 @@
 // Complete attention in decode steps (pqc_step_decode).
 //
-// The selected tokens are attended to as in pqc_step_attend. Sink and window are the item's own
-// rows: those that are stored are read where they are; those that earlier steps have passed and
-// that are not stored yet are copied from the sender's queue, once per step; those of the step are
-// kept until its end. All partial results are merged.
+// On a GPU, the device does this work (gpu/decode.cc). Elsewhere, the selected tokens are attended
+// to as in pqc_step_attend. Sink and window are the item's own rows: those that are stored are read
+// where they are; those that earlier steps have passed and that are not stored yet are copied from
+// the sender's queue, once per step; those of the step are kept until its end. All partial results
+// are merged.
 #ifndef PQCACHED_CLIENT_STEP_DECODE_H_
 #define PQCACHED_CLIENT_STEP_DECODE_H_
 
@@ -26,8 +27,13 @@ pqc_status DecodeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
 // rows twice or not at all.
 pqc_status AddDecodedRows(const pqc_step& step, std::vector<RowBlock>* blocks);
 
+// Checks the terms for an item that selects nothing, which no reader sees.
+pqc_status CheckUnusedTerms(const kvstore::Selection& given, StepItem& item);
+
 // Copies the rows of earlier steps that are not stored yet, once per step.
 pqc_status CopyUnstored(pqc_step* step);
+// Copies those of one item, of positions from `floor` on, behind those of the items before.
+pqc_status CopyUnstoredOf(pqc_step& step, size_t number, uint64_t floor);
 // Adds the row table of a layer to those of the step; the caller removes it if the call fails.
 pqc_status KeepRows(pqc_step* step, const RowBlock& rows, const LayerShape& shape);
 

@@ -118,9 +118,11 @@ pqc_status CopyHandover(pqc_step& step, const Handover& handover,
   return PQC_OK;
 }
 
-// Copies the queued rows of one item. The rows of a step replace the tokens of earlier handovers
-// from its first position on; those of a prefill may repeat rows of earlier ones.
-pqc_status CopyItem(pqc_step& step, const StepItem& item, DecodeState::Unstored* tokens) {
+// Copies the queued rows of one item, of positions from `floor` on. The rows of a step replace the
+// tokens of earlier handovers from its first position on; those of a prefill may repeat rows of
+// earlier ones.
+pqc_status CopyItem(pqc_step& step, const StepItem& item, uint64_t floor,
+                    DecodeState::Unstored* tokens) {
   DecodeState& state = step.decode;
   Sender& sender = *step.client->sender;
   const HeldQueue held(sender, state.queued);
@@ -129,6 +131,7 @@ pqc_status CopyItem(pqc_step& step, const StepItem& item, DecodeState::Unstored*
   for (const auto& handover : state.queued) {
     tokens->begin = std::min(tokens->begin, handover->first_position);
   }
+  tokens->begin = std::max(tokens->begin, std::min(floor, item.query_position));
   tokens->tables_begin = state.unstored_rows.size();
   uint64_t bytes = 0;
   for (const auto& [number, shape] : step.cache->stored_layers) {
@@ -141,9 +144,10 @@ pqc_status CopyItem(pqc_step& step, const StepItem& item, DecodeState::Unstored*
     const uint64_t end = begin + handover->token_count;
     if (begin > known) break;
     known = handover->is_prefill ? std::max(known, end) : end;
+    const uint64_t needed_begin = std::max(begin, tokens->begin);
     const uint64_t needed_end = std::min(end, item.query_position);
-    if (begin < needed_end) {
-      RETURN_IF_ERROR(CopyHandover(step, *handover, *tokens, item, begin, needed_end));
+    if (needed_begin < needed_end) {
+      RETURN_IF_ERROR(CopyHandover(step, *handover, *tokens, item, needed_begin, needed_end));
     }
   }
   if (known >= item.query_position) return PQC_OK;
@@ -178,11 +182,15 @@ pqc_status CopyUnstored(pqc_step* step) {
   state.unstored.assign(step->items.size(), {});
   state.unstored_rows.clear();
   for (size_t i = 0; i < step->items.size(); ++i) {
-    const pqc_status status = CopyItem(*step, step->items[i], &state.unstored[i]);
+    const pqc_status status = CopyUnstoredOf(*step, i, 0);
     if (status != PQC_OK) return PrefixItem(i, status);
   }
   state.has_unstored = true;
   return PQC_OK;
+}
+
+pqc_status CopyUnstoredOf(pqc_step& step, size_t number, uint64_t floor) {
+  return CopyItem(step, step.items[number], floor, &step.decode.unstored[number]);
 }
 
 pqc_status KeepRows(pqc_step* step, const RowBlock& rows, const LayerShape& shape) {

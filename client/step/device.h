@@ -3,6 +3,8 @@
 #ifndef PQCACHED_CLIENT_STEP_DEVICE_H_
 #define PQCACHED_CLIENT_STEP_DEVICE_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "client/base/remote.h"
@@ -33,6 +35,12 @@ class StepDevice {
   virtual pqc_status AttendPositions(const LayerCall& call, const pqc_position_lists& lists) = 0;
   // Launches an attention of one layer to the rows of a range of each item, [items], on the device.
   virtual pqc_status AttendRanges(const LayerCall& call, const pqc_token_range* ranges) = 0;
+  // Launches the complete attention of one layer, and keeps the rows, which are on the device. The
+  // step decodes.
+  virtual pqc_status Decode(const LayerCall& call, const RowBlock& rows) = 0;
+  // Finds the rows of a layer that the work of the step has decoded, [kv_heads, *token_room, row],
+  // after Finish. Returns null where it has decoded none.
+  virtual const std::byte* DecodedRows(uint32_t layer, uint64_t* token_room) const = 0;
   // Launches the step's selection of one layer.
   virtual pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) = 0;
   // Waits for the work of the step. `blocks`, when not null, holds rows on the device: they are

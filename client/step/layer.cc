@@ -153,11 +153,13 @@ pqc_status ReadDeviceOut(const pqc_step_attention& out, LayerCall* call) {
                 "not supported on a GPU in this version; must be zero");
   }
   if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
-  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
+  if (!out.lse && !call->decodes) {
+    return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
+  }
   const uint64_t rows = call->step->query_tokens * call->shape.query_heads;
   RETURN_IF_ERROR(
       CheckCapacity("out.output_capacity", out.output_capacity, rows * call->shape.value_dim));
-  RETURN_IF_ERROR(CheckCapacity("out.lse_capacity", out.lse_capacity, rows));
+  if (out.lse) RETURN_IF_ERROR(CheckCapacity("out.lse_capacity", out.lse_capacity, rows));
   call->output = out.output;
   call->lse = out.lse;
   return PQC_OK;

@@ -80,8 +80,8 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
 
 // Reads how long the step may wait, and finds a worker that answers.
 pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, pqc_step& step) {
-  constexpr uint64_t kFlags =
-      PQC_STEP_NO_WAIT | PQC_STEP_EXACT_UNTIL_INDEXED | PQC_STEP_SELECT_PER_TOKEN;
+  constexpr uint64_t kFlags = PQC_STEP_NO_WAIT | PQC_STEP_EXACT_UNTIL_INDEXED |
+                              PQC_STEP_SELECT_PER_TOKEN | PQC_STEP_DECODES;
   if (options.flags & ~kFlags) {
     return Fail(PQC_UNIMPLEMENTED, "options.flags", "%llu has flags that this version lacks",
                 LongLong{options.flags});
@@ -92,6 +92,7 @@ pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, 
   step.no_wait = (options.flags & PQC_STEP_NO_WAIT) != 0 || polls;
   step.exact_until_indexed = (options.flags & PQC_STEP_EXACT_UNTIL_INDEXED) != 0;
   step.select_per_token = (options.flags & PQC_STEP_SELECT_PER_TOKEN) != 0;
+  step.decodes = (options.flags & PQC_STEP_DECODES) != 0;
   if (target.gpu && step.exact_until_indexed) {
     return Fail(PQC_UNIMPLEMENTED, "options.flags",
                 "PQC_STEP_EXACT_UNTIL_INDEXED is not for steps on a GPU");
@@ -109,6 +110,17 @@ pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, 
   return client.local->CheckAttached();
 }
 
+// Checks the selection of a step on a GPU that decodes, before rows are waited for.
+pqc_status CheckDecodesOnGpu(const pqc_step& step) {
+  if (!step.has_selection) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection",
+                "must not be NULL in a step on a GPU with PQC_STEP_DECODES");
+  }
+  if (step.selection.window_tokens > 0) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "options.selection.window_tokens",
+              "0, must be at least 1 with PQC_STEP_DECODES: a token attends to itself");
+}
+
 // Excludes other steps from the GPU until this one has ended.
 pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<StepDevice>& gpu) {
   if (step.cache->cache_id != gpu->cache_state().cache_id) {
@@ -123,13 +135,14 @@ pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<StepDevice>& gpu) {
   return PQC_OK;
 }
 
-// Reads the rows of a step's tokens: each stored layer exactly once.
+// Reads the rows of a step's tokens: each stored layer exactly once. On a GPU, the rows of decoded
+// layers are added later, when the work of the step is done.
 pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
                         std::vector<RowBlock>* blocks) {
   // All tensors are on the device, or all are on the host: the first one decides.
   const bool on_device = step.gpu && layers && RawEnum(layers->keys.device) == PQC_CUDA;
   const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  const bool has_decoded = !step.decode.layers.empty();
+  const bool has_decoded = step.gpu ? step.decodes : !step.decode.layers.empty();
   if (!has_decoded) {
     RETURN_IF_ERROR(ReadAllLayers(*step.cache, layers, layer_count, place, blocks));
   } else if (layer_count > 0) {
@@ -145,7 +158,14 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
                   LongLong{step.query_tokens});
     }
   }
-  return has_decoded ? AddDecodedRows(step, blocks) : PQC_OK;
+  return has_decoded && !step.gpu ? AddDecodedRows(step, blocks) : PQC_OK;
+}
+
+// Waits for the work of a step on a GPU, and completes the rows.
+pqc_status FinishOnGpu(pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count) {
+  const bool on_device = layer_count > 0 && RawEnum(layers->keys.device) == PQC_CUDA;
+  RETURN_IF_ERROR(step.gpu->Finish(step, on_device ? &step.blocks : nullptr));
+  return step.decodes ? AddDecodedRows(step, &step.blocks) : PQC_OK;
 }
 
 // Reads the names of tokens that the caller passes, one element per item.
@@ -223,6 +243,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
     RETURN_IF_ERROR(ReadSelection(options.selection, step->cache->default_index, &step->selection));
   }
   if (target.gpu) {
+    if (step->decodes) RETURN_IF_ERROR(CheckDecodesOnGpu(*step));
     RETURN_IF_ERROR(AcquireGpu(*step, target.gpu));
   }
   RETURN_IF_ERROR(client->sender->WaitForRoom(step->deadline));
@@ -267,8 +288,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
   }
   RETURN_IF_ERROR(ReadStepNames(*step, caller_options));
   if (step->gpu) {
-    const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
-    RETURN_IF_ERROR(step->gpu->Finish(*step, on_device ? &step->blocks : nullptr));
+    RETURN_IF_ERROR(FinishOnGpu(*step, layers, layer_count));
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const pqc_status status = step->client->reads->Confirm(*step, step->items[i]);
@@ -367,4 +387,5 @@ void pqc_step::Clear() {
   client.reset();
   query_tokens = 0;
   has_selection = begun = no_wait = exact_until_indexed = select_per_token = false;
+  decodes = false;
 }

@@ -94,6 +94,7 @@ struct pqc_step {
   bool no_wait = false;              // PQC_STEP_NO_WAIT; the deadline is then the step's beginning
   bool exact_until_indexed = false;  // PQC_STEP_EXACT_UNTIL_INDEXED
   bool select_per_token = false;     // PQC_STEP_SELECT_PER_TOKEN
+  bool decodes = false;              // PQC_STEP_DECODES
   pqcached::kvstore::Selection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 

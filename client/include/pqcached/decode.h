@@ -60,11 +60,17 @@ extern "C" {
  * fails keeps no row, and may be repeated. Results may be used only after pqc_step_end has returned
  * PQC_OK. On the local path the call makes no RPC; on the remote path it makes one or two.
  *
+ * In a step on a GPU, all tensors are on the device, and the call returns when the work is
+ * launched: see pqc_gpu_step_begin for what differs.
+ *
  * Errors: PQC_INVALID_ARGUMENT     layer (also one that was decoded in this step), queries, keys,
  *                                  values (shape; NaN or infinity, also after the rounding),
  *                                  selection
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity
- *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for
+ *         PQC_FAILED_PRECONDITION  a step on a GPU without PQC_STEP_DECODES; an attention that was
+ *                                  begun and not waited for
+ *         PQC_UNIMPLEMENTED        on a GPU: selection; keys with a block table, or with dims that
+ *                                  are not contiguous
  *         the pending error of an earlier step's rows, as in pqc_step_begin
  *         and those of pqc_step_topk */
 PQC_API pqc_status pqc_step_decode(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

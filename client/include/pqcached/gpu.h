@@ -18,18 +18,19 @@
  *            or pqc_step_attend_positions   the same of positions that the engine gives, on the
  *                                    device
  *            pqc_gpu_merge_tensors   adds the engine's own attention; returns at once
+ *            or pqc_step_decode      the complete attention, with PQC_STEP_DECODES
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
  *
  * Steps of one query length launch the same work, whatever sequences they have, where either all or
- * none of them have PQC_STEP_SELECT_PER_TOKEN: an engine may capture the calls between begin and
- * end in a CUDA graph and replay it in later steps in place of the calls, as long as its own
- * tensors remain at their addresses, with room for the items of those steps, and `generation` of
- * pqc_gpu_counts has not changed. Begin and end are called outside of the capture, in every step. A
- * layer cannot be captured in a step that has launched it before: warm up in another step. With
- * codes_bytes, no layer of that step may have been launched before; a graph copies the codes that
- * its layers read, one layer ahead from its second layer on, and once a capture was made, layers
- * that are launched wait for their own copies.
+ * none of them have PQC_STEP_SELECT_PER_TOKEN, and likewise PQC_STEP_DECODES: an engine may capture
+ * the calls between begin and end in a CUDA graph and replay it in later steps in place of the
+ * calls, as long as its own tensors remain at their addresses, with room for the items of those
+ * steps, and `generation` of pqc_gpu_counts has not changed. Begin and end are called outside of
+ * the capture, in every step. A layer cannot be captured in a step that has launched it before:
+ * warm up in another step. With codes_bytes, no layer of that step may have been launched before; a
+ * graph copies the codes that its layers read, one layer ahead from its second layer on, and once a
+ * capture was made, layers that are launched wait for their own copies.
  *
  * CUDA is used by libpqcached_gpu.so only, which pqc_gpu_open loads: this library does not need it.
  * Without a device, an engine uses the same calls with host memory (pqc_step_begin).
@@ -220,8 +221,18 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  * not count them as requests. A graph has as many parts as token_capacity rows need, most of them
  * empty where sequences are shorter, and reads the ranges at each replay.
  *
- * With PQC_STEP_SELECT_PER_TOKEN, pqc_step_attend and pqc_gpu_step_topk launch the work of one
- * query token for each query token of an item.
+ * With PQC_STEP_SELECT_PER_TOKEN, pqc_step_attend, pqc_step_decode and pqc_gpu_step_topk launch the
+ * work of one query token for each query token of an item.
+ *
+ * With PQC_STEP_DECODES, pqc_step_decode takes queries, keys, values, output and lse (or no lse)
+ * likewise; keys and values have contiguous dims and no block table. The step has a selection, with
+ * window_tokens of at least 1. Sink, window and query tokens of an item, and the window of a layer
+ * of kind PQC_LAYERS_WINDOW with query_length - 1 tokens more, are at most selected_capacity
+ * tokens. Rows of the window that are not stored yet are copied when the step begins, which waits
+ * while they are more than those of 64 tokens. NaN or infinity in keys or values is an error of
+ * pqc_step_end, which names the query token. A graph keeps the rows of the step in which it is
+ * replayed: pqc_step_end lists none of the layers that it has decoded. Only steps with the flag may
+ * replay it.
  *
  * Errors: those of pqc_step_begin, and
  *         PQC_INVALID_ARGUMENT    a selection with another index than pqc_gpu_open's; a stream of

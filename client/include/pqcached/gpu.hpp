@@ -99,9 +99,9 @@ class Gpu {
   }
 
   // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend, AttendRange,
-  // AttendPositions and End take tensors and spans on the device; for positions, Gpu::TopK.
-  // timeout_ms: deadline of the step's waits, in milliseconds; 0 = the client's. flags:
-  // PQC_STEP_SELECT_PER_TOKEN, or 0 (pqc_gpu_step_begin).
+  // AttendPositions, Decode and End take tensors and spans on the device; for positions, Gpu::TopK.
+  // timeout_ms: deadline of the step's waits, in milliseconds; 0 = the client's. flags: a sum of
+  // PQC_STEP_SELECT_PER_TOKEN and PQC_STEP_DECODES, which Decode needs (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
                          uint32_t timeout_ms = 0, uint64_t flags = 0) {
     return BeginStep(Step::BeginArguments(items, &selection, timeout_ms, flags), stream);

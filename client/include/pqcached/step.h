@@ -116,7 +116,8 @@ typedef struct pqc_step_item {
 typedef enum pqc_step_flag {
   PQC_STEP_NO_WAIT = 1,             /* no call of the step waits */
   PQC_STEP_EXACT_UNTIL_INDEXED = 2, /* attends to all candidates where the index is not ready */
-  PQC_STEP_SELECT_PER_TOKEN = 4     /* each query token has a selection of its own */
+  PQC_STEP_SELECT_PER_TOKEN = 4,    /* each query token has a selection of its own */
+  PQC_STEP_DECODES = 8              /* on a GPU, pqc_step_decode may be called */
 } pqc_step_flag;
 
 typedef struct pqc_step_options {
@@ -157,6 +158,9 @@ typedef struct pqc_step_options {
  * by itself to [0, 16) and to [937, 1002]. An item of n tokens takes about as long as n items of
  * one token. The flag changes nothing for items of one token, and for ranges and positions that the
  * engine gives. Not for pqc_step_topk_pages.
+ *
+ * With PQC_STEP_DECODES, a step on a GPU takes calls of pqc_step_decode (pqc_gpu_step_begin). The
+ * flag changes nothing for other steps, which take these calls in any case.
  *
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens

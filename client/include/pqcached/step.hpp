@@ -166,13 +166,14 @@ class Step {
   }
 
   // Writes the complete attention of one layer over sink, selected tokens and window to the
-  // caller's memory: output as in Attend, lse likewise or empty. keys and values, [query tokens of
-  // all items, kv_heads, dim], are kept for End, which takes no rows of this layer
-  // (pqc_step_decode). Not in a step on a GPU.
+  // caller's memory: output and counts as in Attend, lse likewise or empty. keys and values, [query
+  // tokens of all items, kv_heads, dim], are kept for End, which takes no rows of this layer
+  // (pqc_step_decode). In a step on a GPU, with PQC_STEP_DECODES and with tensors on the device.
   Status Decode(uint32_t layer, const Tensor& queries, const Tensor& keys, const Tensor& values,
                 std::span<float> output, std::span<float> lse = {},
-                const Selection* selection = nullptr) {
+                const Selection* selection = nullptr, std::span<uint32_t> counts = {}) {
     pqc_step_attention out = ToC(output, lse);
+    out.counts = counts.empty() ? nullptr : counts.data();
     return Decode(layer, queries, keys, values, selection, &out);
   }
   // Decodes like Decode, and writes to the engine's memory; without `memory.lse` no lse.

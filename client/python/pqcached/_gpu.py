@@ -42,8 +42,8 @@ class GpuCounts:
 class GpuStep(Step):
     """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
-    attend, attend_range, attend_positions and topk_on_gpu return when their work is launched; end waits for it,
-    and takes rows on the device or on the host.
+    attend, attend_range, attend_positions, decode and topk_on_gpu return when their work is launched; end waits for
+    it, and takes rows on the device or on the host.
     """
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
@@ -60,6 +60,29 @@ class GpuStep(Step):
         with self._handle as step:
             check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c), None,
                                                 byref(attention)))
+        del held
+        return found
+
+    def decode(self, layer: int, queries: ArrayLike, keys: Optional[ArrayLike] = None,
+               values: Optional[ArrayLike] = None, selection: Optional[Selection] = None, *,
+               out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+        """Like Step.decode, with all arrays on the device, in a step that began with decodes=True.
+        keys and values have contiguous dims; `out` is as in attend, and its lse may be None. Uses
+        the step's selection.
+
+        end() raises InvalidArgument when keys or values have NaN or infinity.
+        """
+        if out is None or selection is not None:
+            raise InvalidArgument.about("out", "must be arrays on the device, and selection None, in a step on a GPU")
+        if keys is None or values is None:
+            raise InvalidArgument.about("keys" if keys is None else "values", "must not be None")
+        attention, held = self._device_attention(layer, out)
+        found = StepAttention(out[0], out[1], np.empty(len(self._items), np.uint32))
+        attention.counts = found.counts.ctypes.data
+        borrowed, k, v = tensor("queries", queries), tensor("keys", keys), tensor("values", values)
+        with self._handle as step:
+            check(self._library.pqc_step_decode(step, uint32("layer", layer), byref(borrowed.c), byref(k.c),
+                                                byref(v.c), None, byref(attention)))
         del held
         return found
 
@@ -123,9 +146,12 @@ class GpuStep(Step):
         group = self._items[0].sequence._group(layer)
         shape = (self.query_tokens, group.query_heads, group.value_dim)
         output, held_output = device_floats("output", out[0], shape)
-        lse, held_lse = device_floats("lse", out[1], shape[:2])
-        return abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2], lse=lse,
-                                 lse_capacity=shape[0] * shape[1]), (held_output, held_lse)
+        attention = abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2])
+        if out[1] is None:  # the library refuses this where it needs an lse
+            return attention, (held_output,)
+        attention.lse, held_lse = device_floats("lse", out[1], shape[:2])
+        attention.lse_capacity = shape[0] * shape[1]
+        return attention, (held_output, held_lse)
 
     def topk_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
         """Writes the positions of the selected tokens, ascending, and their counts, for engines
@@ -203,11 +229,11 @@ class Gpu(Closable):
             check(self._library.pqc_gpu_merge_tensors(gpu, byref(partials.a), byref(partials.b), stream))
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *, stream: int = 0,
-                   timeout_ms: int = 0, select_per_token: bool = False) -> GpuStep:
+                   timeout_ms: int = 0, select_per_token: bool = False, decodes: bool = False) -> GpuStep:
         """Like Client.begin_step; all items have one query length, and the selection holds for the
         whole step. Without a selection the step needs no index, waits for all rows before the
         queries, and takes calls that need none: attend_range and attend_positions. select_per_token:
-        as in Client.begin_step.
+        as in Client.begin_step. decodes: the step takes calls of decode; its selection has a window.
 
         Also raises Aborted (another step is in progress), ResourceExhausted (more segments or
         codebooks than there is room for).
@@ -217,4 +243,5 @@ class Gpu(Closable):
             return status
 
         return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
-                       abi.PQC_STEP_SELECT_PER_TOKEN if select_per_token else 0, begin=begin)
+                       (abi.PQC_STEP_SELECT_PER_TOKEN if select_per_token else 0) |
+                       (abi.PQC_STEP_DECODES if decodes else 0), begin=begin)

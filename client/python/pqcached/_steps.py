@@ -203,7 +203,7 @@ class Step(Closable):
         to itself; the tokens of a speculation share a selection, unless the step has
         select_per_token.
         queries, out, log_base: as in attend; the lse of `out` may be None. A PreparedAttention of
-        queries, keys and values replaces all of these. Not in a step on a GPU.
+        queries, keys and values replaces all of these.
         """
         borrowed, attention, found = self._attention(layer, queries, out, log_base)
         if isinstance(queries, PreparedAttention):

@@ -511,7 +511,7 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
               "queries.device");
   ExpectFails(
       pqc_step_decode(step, 0, &on_host.tensor, &on_host.tensor, &on_host.tensor, nullptr, &out),
-      PQC_FAILED_PRECONDITION, "step: it is on a GPU");
+      PQC_FAILED_PRECONDITION, "PQC_STEP_DECODES");
   ExpectOk(engine.Run(step, 0));  // the step is as good as before
   pqc_step_abandon(step);
   ExpectOk(Begin(short_items, 1, 0.15, &step));

@@ -50,6 +50,7 @@ class GpuWrapperTest : public StepTest {
               PQC_OK)
         << pqc_last_error();
     gpu_ = Gpu::Adopt(gpu);
+    gpu_pointer_ = gpu;
   }
 
   void TearDown() override {
@@ -81,6 +82,7 @@ class GpuWrapperTest : public StepTest {
 
   cudaStream_t stream_ = nullptr;
   std::optional<Gpu> gpu_;
+  pqc_gpu* gpu_pointer_ = nullptr;  // of gpu_
 };
 
 }  // namespace pqcached::testing

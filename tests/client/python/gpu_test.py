@@ -98,6 +98,36 @@ class GpuTest(DaemonTest):
         np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
         np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
 
+    def test_complete_attention_needs_no_rows_at_the_end(self):
+        layer = Layer(TOKENS + 3)
+        stream = emulation.pqcached_emulated_stream()
+        cache = self.cache(LAYERS)
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, gpu_library_path=LIBRARY) as gpu:
+            for number in LAYERS:
+                sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+            sequence.build_index(iterations=3, sink_tokens=SINK)
+            selection = pqcached.Selection(ratio=1.0, sink_tokens=SINK, window_tokens=WINDOW)
+            queries = DeviceArray(layer.queries[None])
+            for position in range(TOKENS, TOKENS + 3):
+                keys, values = (DeviceArray(rows[position:position + 1]) for rows in (layer.keys, layer.values))
+                right_output, right_lse = layer.attend([range(position + 1)] * KV_HEADS)
+                with gpu.begin_step([(sequence, position)], selection, stream=stream, decodes=True) as step:
+                    for number in LAYERS:
+                        output = DeviceArray(np.zeros((1, QUERY_HEADS, VALUE_DIM), np.float32))
+                        lse = DeviceArray(np.zeros((1, QUERY_HEADS), np.float32)) if number else None
+                        found = step.decode(number, queries, keys, values, out=(output, lse))
+                        np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                        if lse is not None:
+                            np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+                        self.assertEqual(found.counts[0], position + 1 - SINK - WINDOW)
+                    step.end()
+            with gpu.begin_step([(sequence, TOKENS)], selection, stream=stream) as step:
+                with self.assertRaisesRegex(pqcached.FailedPrecondition, "PQC_STEP_DECODES"):
+                    step.decode(0, queries, keys, values, out=(output, lse))
+                with self.assertRaisesRegex(pqcached.InvalidArgument, "out.lse"):
+                    step.attend(0, queries, out=(output, None))
+
     def test_positions_of_an_indexer_on_the_device_are_attended_to(self):
         layer = Layer(TOKENS + 1)
         stream = emulation.pqcached_emulated_stream()

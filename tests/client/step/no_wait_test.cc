@@ -61,7 +61,7 @@ TEST_F(NoWaitTest, APollTimeoutIsTheSameAsTheFlag) {
   const StepItem items[] = {{&sequence, 300, 1}};
   Expect(client_.BeginStep(items, &selection_, PQC_TIMEOUT_POLL).status(), PQC_DEADLINE_EXCEEDED,
          "items[0].sequence");
-  Expect(client_.BeginStep(items, &selection_, 0, 8).status(), PQC_UNIMPLEMENTED, "options.flags");
+  Expect(client_.BeginStep(items, &selection_, 0, 16).status(), PQC_UNIMPLEMENTED, "options.flags");
 }
 
 TEST_F(NoWaitTest, WithoutAWorkerAStepIsUnavailableAtOnce) {

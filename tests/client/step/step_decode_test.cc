@@ -1,10 +1,13 @@
 // Complete attention of decode steps on the local path: rows that are not stored yet, arguments
 // that are refused, and steps that fail.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <utility>
 
+#include "client/step/decode.h"
 #include "tests/client/decode_case.h"
 #include "tests/client/step/step_fixture.h"
 
@@ -98,6 +101,44 @@ TEST_F(DecodeTest, ASinkThatIsNotStoredIsAttendedTo) {
   sidecar_.OpenGate();
   MustBeOk(sequence.Flush());
   EXPECT_EQ(Must(sequence.Describe()).token_count, 18u);
+}
+
+// A step on a GPU copies only what its device does not read in the pool.
+TEST_F(DecodeTest, RowsBelowAFloorAreNotCopied) {
+  const Model model = MakeModel(340, 1);
+  Sequence sequence = FillModel(cache_, model, 300, kSink);
+  sidecar_.CloseGate();
+  ExpectFullStep(client_, {{&sequence, &model, 300, 5}}, selection_);
+  ExpectFullStep(client_, {{&sequence, &model, 305, 2}}, selection_);
+  pqc_step_item item = PQC_INIT(pqc_step_item);
+  item.sequence = sequence.get();
+  item.query_position = 307;
+  pqc_step* step = nullptr;
+  MustBeOk(Status(pqc_step_begin(client_.get(), &item, 1, nullptr, &step)));
+  for (const uint64_t floor : {0u, 300u, 301u, 304u, 305u, 306u, 307u}) {
+    step->decode.unstored.assign(1, {});
+    step->decode.unstored_rows.clear();
+    ASSERT_EQ(client::CopyUnstoredOf(*step, 0, floor), PQC_OK);
+    const uint64_t begin = std::max<uint64_t>(floor, 300), tokens = 307 - begin;
+    EXPECT_EQ(step->decode.unstored[0].begin, begin);
+    constexpr size_t kRow = Layer::kKeyDim + Layer::kValueDim;
+    std::vector<float> right;  // [layers, kv_heads, tokens, row]
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      for (uint32_t head = 0; head < Layer::kKvHeads; ++head) {
+        for (uint64_t token = begin; token < 307; ++token) {
+          const float* key = model[layer].key(token, head);
+          const float* value = model[layer].value(token, head);
+          right.insert(right.end(), key, key + Layer::kKeyDim);
+          right.insert(right.end(), value, value + Layer::kValueDim);
+        }
+      }
+    }
+    ASSERT_EQ(right.size(), 2 * Layer::kKvHeads * tokens * kRow);
+    const std::vector<std::byte>& rows = step->decode.unstored_rows;
+    ASSERT_EQ(rows.size(), right.size() * sizeof(float));
+    EXPECT_TRUE(rows.empty() || std::memcmp(rows.data(), right.data(), rows.size()) == 0) << floor;
+  }
+  pqc_step_abandon(step);
 }
 
 // Tokens are replaced while neither they nor the roll-back have reached the sidecar.

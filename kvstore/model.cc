@@ -150,8 +150,7 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.groups.empty() || spec.groups.size() > kMaxGroups) {
     return OutOfLimits("layer_groups", spec.groups.size(), 1, kMaxGroups, " groups");
   }
-  if (spec.capacity_bytes == 0) return InvalidArgument("capacity_bytes", "0");
-  if (spec.quota_bytes > spec.capacity_bytes) {
+  if (spec.quota_bytes > spec.capacity_bytes && spec.capacity_bytes > 0) {
     return InvalidArgument(
         "quota_bytes",
         absl::StrCat(spec.quota_bytes, ", must be at most capacity_bytes, ", spec.capacity_bytes));

@@ -74,10 +74,14 @@ struct CacheSpec {
   // adapters.
   std::string model_fingerprint;
   std::vector<LayerGroup> groups;
-  size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to a multiple of kMinExtentBytes
+  // Of the pool, rounded up to a multiple of kMinExtentBytes. 0: the pool grows with its use, as
+  // long as the tenant's quota and max_pool_bytes allow.
+  size_t capacity_bytes = 0;
   IndexDescriptor default_index;
   Rank rank = {};
   size_t quota_bytes = 0;  // limit of the bytes in use, at most capacity_bytes; 0 = capacity_bytes
+  // The capacity was 0, and the store has set it to the most that the pool may grow to.
+  bool grows = false;
 };
 
 // Checks every field. Errors: kInvalidArgument or kUnimplemented; the message names the field and

@@ -174,7 +174,9 @@ class Store {
   virtual ~Store() = default;
 
   // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
-  // capacity does not change).
+  // capacity does not change). A cache with capacity_bytes 0 grows in steps of 64 MiB when its rows
+  // need them and the limits allow, and ApplyMemoryLimits reduces it to what it has used since the
+  // call before; it counts towards the limits with what it has grown to.
   //
   // `session` uses the cache from now on, until DropSession. When the limits or the machine admit
   // no new cache, caches of the tenant that no session uses are dropped (on_cache_evicted), those

@@ -65,7 +65,8 @@ struct CacheInfo {
   uint64_t cache_id = 0;
   std::string tenant;
   CacheSpec spec;
-  size_t capacity_bytes = 0, used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
+  size_t capacity_bytes = 0;  // of a cache that grows: to which it has grown
+  size_t used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
   size_t page_bytes = 0;  // page size of the pool's memory: 4096 or a huge page size
   uint32_t sequence_count = 0;
   uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended

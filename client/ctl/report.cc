@@ -119,9 +119,9 @@ std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
     caches.Add({Count(cache.at("cache_id")), cache.at("tenant"), cache.at("name"),
                 cache.at("model_fingerprint"), std::to_string(StoredLayers(cache)),
                 cache.contains("default_index") ? IndexName(cache.at("default_index")) : "default",
-                Bytes(cache.at("capacity_bytes")), Bytes(cache.at("used_bytes")),
-                Bytes(cache.at("free_bytes")), Count(cache.at("sequence_count")),
-                Count(cache.at("cached_prefix_count"))});
+                Bytes(cache.at("capacity_bytes")) + (cache.value("grows", false) ? ", grows" : ""),
+                Bytes(cache.at("used_bytes")), Bytes(cache.at("free_bytes")),
+                Count(cache.at("sequence_count")), Count(cache.at("cached_prefix_count"))});
   }
   if (caches.empty()) return "no caches\n";
   Table sequences({"SEQUENCE", "CACHE", "CLIENT", "TOKENS", "INDEXES", "ROWS", "INDEX BYTES",

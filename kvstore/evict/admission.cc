@@ -54,7 +54,8 @@ ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDesc
 
 }  // namespace
 
-absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const Evictor& evictor) {
+absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const Evictor& evictor,
+                                size_t growable_bytes) {
   if (spec.prefill_tokens > kMaxSequenceTokens || spec.output_tokens > kMaxSequenceTokens ||
       spec.prefill_tokens + spec.output_tokens > kMaxSequenceTokens) {
     return OutOfRange("token_count",
@@ -69,10 +70,10 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
   }
   const ExtentDemand demand = DemandOf(cache, spec, index);
   const PoolUsage usage = cache.pool->usage();
-  FreeMap free = cache.pool->free_map();
-  Admission admission{.needed_bytes = demand.bytes(), .limit_bytes = usage.limit_bytes};
+  FreeMap free = cache.pool->free_map(growable_bytes);
+  Admission admission{.needed_bytes = demand.bytes(), .limit_bytes = free.limit_bytes()};
   const RunAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
-  const FreeMap most(empty, usage.limit_bytes);
+  const FreeMap most(empty, free.limit_bytes());
   if (!most.Fits(demand)) {
     admission.verdict = Verdict::kExceedsCapacity;
     admission.shortfall_bytes = most.ShortfallBytes(demand);

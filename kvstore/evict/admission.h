@@ -8,8 +8,9 @@
 
 namespace pqcached::kvstore {
 
-// Implements Store::Admit, with its errors.
-absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const Evictor& evictor);
+// Implements Store::Admit, with its errors. `growable_bytes`: by which the pool may still grow.
+absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const Evictor& evictor,
+                                size_t growable_bytes);
 
 }  // namespace pqcached::kvstore
 

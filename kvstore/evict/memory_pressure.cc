@@ -25,6 +25,7 @@ void ApplyMemoryLimits(const MemoryLimits& limits,
   };
   for (const auto& cache : caches) {
     cache->pool->PauseTouching(is_short);
+    cache->pool->ReturnGrant();
     left_bytes -= std::min(left_bytes, cache->pool->ReturnUnusedPages());
     give_back(*cache->pool);  // free pages first
   }

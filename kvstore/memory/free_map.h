@@ -58,6 +58,7 @@ class FreeMap {
   // Returns the bytes that are missing, in total or in contiguous pieces; 0 when the demand fits.
   size_t ShortfallBytes(const ExtentDemand& demand) const;
 
+  size_t limit_bytes() const { return limit_bytes_; }
   size_t used_bytes() const { return size_t{units_.used_units()} << kExtentUnitShift; }
   size_t largest_free_bytes() const { return size_t{units_.longest_run()} << kExtentUnitShift; }
 

@@ -107,8 +107,10 @@ Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes,
       quota_bytes_(options.quota_bytes),
       idle_reserve_bytes_(options.idle_reserve_bytes),
       strict_(options.strict),
+      grows_(options.grows),
       units_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
-      limit_bytes_(options.quota_bytes) {}
+      limit_bytes_(options.quota_bytes),
+      granted_bytes_(options.grows ? 0 : options.capacity_bytes) {}
 
 Pool::~Pool() {
   if (!toucher_.joinable()) return;
@@ -159,8 +161,9 @@ void Pool::TouchReserve() {
   size_t wanted_bytes = 0;
   {
     const MutexLock lock(&mutex_);
-    const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
-    wanted_bytes = std::min(idle_reserve_bytes_, limit_bytes_ - std::min(limit_bytes_, used_bytes));
+    const size_t used_bytes = UsedBytes();
+    const size_t limit_bytes = UseLimit();
+    wanted_bytes = std::min(idle_reserve_bytes_, limit_bytes - std::min(limit_bytes, used_bytes));
     runs = NextFree(wanted_bytes);
     touch_wanted_ = false;
     allocated_since_touch_bytes_ = 0;
@@ -201,7 +204,16 @@ absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes
   for (int i = 0; i < kMaxReclaims && !extents.ok() && Reclaim(sizes_bytes); ++i) {
     extents = TryAllocate(sizes_bytes);
   }
-  return extents;
+  // The error of the first try does not have the reason why the pool cannot grow.
+  return grows_ && !extents.ok() ? TryAllocate(sizes_bytes) : std::move(extents);
+}
+
+std::string Pool::ReasonOfLimit() const {
+  if (granted_bytes_ < limit_bytes_) return grant_refusal_;
+  if (limit_reason_.empty() && quota_bytes_ < capacity_bytes_) {
+    return absl::StrCat("; quota_bytes is ", quota_bytes_);
+  }
+  return limit_reason_;
 }
 
 absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> sizes_bytes) {
@@ -221,13 +233,10 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
   {
     const MutexLock lock(&mutex_);
     const size_t free_bytes = static_cast<size_t>(units_.free_units()) << kExtentUnitShift;
-    const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
-    if (used_bytes + wanted_bytes > limit_bytes_) {
-      shortfall_bytes = used_bytes + wanted_bytes - limit_bytes_;
-      why = limit_reason_;
-      if (why.empty() && quota_bytes_ < capacity_bytes_) {
-        why = absl::StrCat("; quota_bytes is ", quota_bytes_);
-      }
+    const size_t used_bytes = UsedBytes();
+    if (const size_t limit_bytes = UseLimit(); used_bytes + wanted_bytes > limit_bytes) {
+      shortfall_bytes = used_bytes + wanted_bytes - limit_bytes;
+      why = ReasonOfLimit();
     }
     if (wanted_bytes > free_bytes) {
       shortfall_bytes = std::max(shortfall_bytes, wanted_bytes - free_bytes);
@@ -266,7 +275,7 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
 }
 
 void Pool::CountAllocated(size_t size_bytes) {
-  const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
+  const size_t used_bytes = UsedBytes();
   peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes);
   allocated_since_touch_bytes_ += size_bytes;
   if (touch_wanted_ || allocated_since_touch_bytes_ < idle_reserve_bytes_ / kReserveParts) return;
@@ -294,11 +303,54 @@ void Pool::SetReclaimer(Reclaimer reclaimer) {
   reclaimer_ = std::move(reclaimer);
 }
 
-FreeMap Pool::free_map() const {
+FreeMap Pool::free_map(size_t more_bytes) const {
   const MutexLock lock(&mutex_);
   std::unordered_set<uint32_t> pinned_units;
   for (const auto& [unit, count] : claimed_) pinned_units.insert(unit);
-  return {units_, limit_bytes_, std::move(pinned_units)};
+  const size_t granted_bytes = granted_bytes_ + std::min(more_bytes, SIZE_MAX - granted_bytes_);
+  return {units_, std::min(limit_bytes_, granted_bytes), std::move(pinned_units)};
+}
+
+size_t Pool::UseLimit() const { return std::min(limit_bytes_, granted_bytes_); }
+
+size_t Pool::granted_bytes() const {
+  const MutexLock lock(&mutex_);
+  return granted_bytes_;
+}
+
+size_t Pool::MissingGrantBytes(std::span<const size_t> sizes_bytes) const {
+  const size_t wanted_bytes = ExtentDemand(sizes_bytes).bytes();
+  const MutexLock lock(&mutex_);
+  const size_t used_bytes = UsedBytes();
+  if (wanted_bytes > limit_bytes_ - std::min(limit_bytes_, used_bytes)) return 0;
+  const size_t needed_bytes = used_bytes + wanted_bytes;
+  return needed_bytes - std::min(needed_bytes, granted_bytes_);
+}
+
+void Pool::GrantUse(size_t bytes) {
+  {
+    const MutexLock lock(&mutex_);
+    granted_bytes_ += std::min(bytes, capacity_bytes_ - granted_bytes_);
+    touch_wanted_ = true;
+  }
+  touch_.SignalAll();
+}
+
+void Pool::RefuseUse(std::string why) {
+  const MutexLock lock(&mutex_);
+  grant_refusal_ = std::move(why);
+}
+
+void Pool::ReturnGrant() {
+  const MutexLock lock(&mutex_);
+  if (!grows_) return;
+  const size_t most_bytes = std::max({UsedBytes(), peak_used_bytes_, previous_peak_bytes_});
+  const size_t steps = (most_bytes + kGrantBytes - 1) / kGrantBytes;
+  granted_bytes_ = std::min(granted_bytes_, steps * kGrantBytes);
+}
+
+void Pool::GrantClaimed() {
+  if (grows_) granted_bytes_ = std::max(granted_bytes_, UsedBytes());
 }
 
 void Pool::SetUseLimit(size_t bytes, std::string why) {
@@ -342,16 +394,16 @@ size_t Pool::ReturnFreePages(size_t wanted_bytes) {
 }
 
 size_t Pool::ReturnUnusedPages() {
-  if (strict_ || IsOnHugetlbfs(memfd_.get())) return 0;
   size_t allowed_bytes = idle_reserve_bytes_;
   {
     const MutexLock lock(&mutex_);
-    const size_t used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
+    const size_t used_bytes = UsedBytes();
     const size_t most_bytes = std::max({used_bytes, peak_used_bytes_, previous_peak_bytes_});
     previous_peak_bytes_ = std::max(used_bytes, peak_used_bytes_);
     peak_used_bytes_ = used_bytes;
     allowed_bytes += most_bytes + most_bytes / kSpareParts;
   }
+  if (strict_ || IsOnHugetlbfs(memfd_.get())) return 0;
   const size_t resident_bytes = capacity_bytes_ - absent_bytes();
   return resident_bytes > allowed_bytes ? ReturnFreePages(resident_bytes - allowed_bytes) : 0;
 }
@@ -447,6 +499,7 @@ std::optional<Extent> Pool::Claim(ExtentRef extent, size_t size_bytes) {
   const MutexLock lock(&mutex_);
   if (!units_.Claim(units)) return std::nullopt;
   claimed_.emplace(units.begin, units.count);
+  GrantClaimed();
   if (ledger_ != nullptr) ledger_->MarkUsed(units);
   return Extent(shared_from_this(), extent, units.count);
 }
@@ -468,6 +521,7 @@ void Pool::BeginQuarantine() {
     if (units_.Claim(orphans)) quarantine_.push_back(orphans);
     begin = end;
   }
+  GrantClaimed();
 }
 
 bool Pool::EndQuarantine() {
@@ -494,11 +548,11 @@ PoolUsage Pool::usage() const {
   for (const UnitRange units : quarantine_) quarantined_bytes += units.size_bytes();
   return PoolUsage{
       .capacity_bytes = capacity_bytes_,
-      .used_bytes = static_cast<size_t>(units_.used_units()) << kExtentUnitShift,
+      .used_bytes = UsedBytes(),
       .free_bytes = static_cast<size_t>(units_.free_units()) << kExtentUnitShift,
       .largest_free_bytes = static_cast<size_t>(units_.longest_run()) << kExtentUnitShift,
       .quarantined_bytes = quarantined_bytes,
-      .limit_bytes = limit_bytes_,
+      .limit_bytes = UseLimit(),
   };
 }
 

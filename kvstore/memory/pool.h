@@ -43,13 +43,18 @@ namespace pqcached::kvstore {
 
 class Extent;
 
+// The use of a pool that grows is granted in steps of this size.
+inline constexpr size_t kGrantBytes = size_t{64} << 20;
+
 struct PoolUsage {
   size_t capacity_bytes = 0;
   size_t used_bytes = 0;  // includes quarantined bytes
   size_t free_bytes = 0;
   size_t largest_free_bytes = 0;  // longest run of free units
   size_t quarantined_bytes = 0;   // possibly still mapped by clients of an earlier process
-  size_t limit_bytes = 0;         // limit of used_bytes: the quota, or less when memory is short
+  // Limit of used_bytes: the quota, or less when memory is short, or what a pool that grows was
+  // granted.
+  size_t limit_bytes = 0;
 };
 
 // Held by shared_ptr: extents keep their pool alive, because a reader may outlive the cache.
@@ -64,6 +69,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::shared_ptr<MemoryPromise> promise = nullptr;
     bool strict = false;  // no other process can ever map the memory for writing, not even root's
     size_t quota_bytes = 0;  // limit of the bytes in use; 0 = capacity_bytes
+    bool grows = false;      // the bytes in use are limited to those of GrantUse
     // Descriptor of the memory, at least capacity_bytes long, owned by the caller; -1: a memfd is
     // created.
     int memory = -1;
@@ -73,8 +79,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::shared_ptr<ExtentLedger> ledger = nullptr;
   };
 
-  // Tries to free memory for extents of these sizes; returns whether the allocation should be
-  // retried.
+  // Tries to free memory for extents of these sizes, or to grant more use; returns whether the
+  // allocation should be retried.
   using Reclaimer = std::function<bool(std::span<const size_t> sizes_bytes)>;
 
   // Reserves the memory, with the pages of its first 2 MiB if it has an idle reserve.
@@ -109,12 +115,25 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // hold locks that the reclaimer acquires.
   void SetReclaimer(Reclaimer reclaimer);
 
-  // Returns the free extents and the limit of use. Claimed extents do not become free there,
-  // whichever sequence releases them.
-  FreeMap free_map() const;
+  // Returns the free extents, and the limit of use as if `more_bytes` were granted. Claimed extents
+  // do not become free there, whichever sequence releases them.
+  FreeMap free_map(size_t more_bytes = 0) const;
 
-  // Limits the bytes in use from now on to the minimum of `bytes` and the quota; allocated extents
-  // stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.
+  // Returns the use that was granted to a pool that grows, in bytes; the capacity of other pools.
+  size_t granted_bytes() const;
+  // Returns the number of bytes that have to be granted before extents of these sizes can be
+  // allocated; 0 when another limit refuses them, too.
+  size_t MissingGrantBytes(std::span<const size_t> sizes_bytes) const;
+  // Grants the use of more bytes to a pool that grows, up to its capacity.
+  void GrantUse(size_t bytes);
+  // Sets the text that errors of Allocate append when the granted use is the limit.
+  void RefuseUse(std::string why);
+  // Reduces the granted use to the most bytes that were in use since the last but one
+  // ReturnUnusedPages, rounded up to kGrantBytes.
+  void ReturnGrant();
+
+  // Limits the bytes in use from now on to the minimum of `bytes`, the quota and the granted use;
+  // allocated extents stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.
   void SetUseLimit(size_t bytes, std::string why);
   // Allocates the pages of the idle reserve that are missing, or as many of them as the machine
   // has: those of the free extents that are allocated next.
@@ -151,6 +170,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   friend class Extent;
 
+  size_t UseLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t UsedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
+  }
+  // Grants the bytes in use of an earlier process.
+  void GrantClaimed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Pool(FileDescriptor memfd, Options options, size_t page_bytes,
        std::unique_ptr<GrantedMemory> granted);
   void StartTouching();
@@ -161,6 +186,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // whether all of them are there.
   bool TouchRuns(std::span<const UnitRange> runs, size_t wanted_bytes);
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
+  // Returns what errors of Allocate append when the limit of use refuses the extents.
+  std::string ReasonOfLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts bytes that were allocated, and wakes the toucher when they have used enough of the idle
   // reserve.
   void CountAllocated(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -190,6 +217,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const size_t quota_bytes_;
   const size_t idle_reserve_bytes_;
   const bool strict_;
+  const bool grows_;
 
   mutable Mutex mutex_;
   RunAllocator units_ ABSL_GUARDED_BY(mutex_);
@@ -198,6 +226,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t quarantine_ends_ ABSL_GUARDED_BY(mutex_) = 0;  // calls of EndQuarantine
   size_t limit_bytes_ ABSL_GUARDED_BY(mutex_);
   std::string limit_reason_ ABSL_GUARDED_BY(mutex_);
+  size_t granted_bytes_ ABSL_GUARDED_BY(mutex_);
+  std::string grant_refusal_ ABSL_GUARDED_BY(mutex_);
   // The most bytes in use since the last ReturnUnusedPages, and between the two calls before.
   size_t peak_used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t previous_peak_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

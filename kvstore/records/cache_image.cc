@@ -7,6 +7,7 @@ namespace pqcached::kvstore {
 void WriteSpec(const CacheSpec& spec, RecordWriter& writer) {
   writer.AddText(spec.name);
   writer.AddText(spec.model_fingerprint);
+  if (spec.grows) writer.Add(uint64_t{0});  // earlier processes refuse this capacity
   writer.Add(uint64_t{spec.capacity_bytes});
   writer.Add(uint64_t{spec.quota_bytes});
   writer.Add(spec.default_index);
@@ -40,6 +41,8 @@ std::optional<CacheSpec> ReadSpec(RecordReader& reader) {
   spec.name = reader.GetText();
   spec.model_fingerprint = reader.GetText();
   spec.capacity_bytes = reader.Get<uint64_t>();
+  spec.grows = spec.capacity_bytes == 0;
+  if (spec.grows) spec.capacity_bytes = reader.Get<uint64_t>();
   spec.quota_bytes = reader.Get<uint64_t>();
   spec.default_index = reader.Get<IndexDescriptor>();
   spec.rank.group = reader.GetText();
@@ -65,7 +68,9 @@ std::optional<CacheSpec> ReadSpec(RecordReader& reader) {
     if (group.kind == LayerKind::kWindow) group.window_tokens = reader.Get<uint32_t>();
     spec.groups.push_back(std::move(group));
   }
-  if (!reader.ok() || !ValidateCacheSpec(spec).ok()) return std::nullopt;
+  if (!reader.ok() || spec.capacity_bytes == 0 || !ValidateCacheSpec(spec).ok()) {
+    return std::nullopt;
+  }
   return spec;
 }
 

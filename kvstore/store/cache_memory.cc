@@ -55,7 +55,8 @@ Pool::Options CacheMemory::OptionsOf(const CacheSpec& spec) const {
   return {.capacity_bytes = spec.capacity_bytes,
           .idle_reserve_bytes = options_.idle_reserve_bytes,
           .strict = options_.strict_memory,
-          .quota_bytes = spec.quota_bytes};
+          .quota_bytes = spec.quota_bytes,
+          .grows = spec.grows};
 }
 
 absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view tenant,
@@ -64,8 +65,12 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
   if (spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder) {
     return Pool::Create(std::move(options)).status();  // fails with the limit in the message
   }
-  ASSIGN_OR_RETURN(options.promise, ledger_.Promise(tenant, MemoryUse::kPool, spec.capacity_bytes,
-                                                    "capacity_bytes"));
+  if (spec.grows) {
+    options.promise = ledger_.Restore(tenant, MemoryUse::kPool, 0);
+  } else {
+    ASSIGN_OR_RETURN(options.promise, ledger_.Promise(tenant, MemoryUse::kPool, spec.capacity_bytes,
+                                                      "capacity_bytes"));
+  }
   const uint64_t cache_id = NewId();
   DescriptorKeeper* keeper = options_.keeper;
   // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
@@ -127,7 +132,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
   Pool::Options options = OptionsOf(record.spec);
   options.memory = memory.get();
   options.ledger = table;
-  options.promise = ledger_.Restore(record.tenant, MemoryUse::kPool, record.spec.capacity_bytes);
+  options.promise = ledger_.Restore(record.tenant, MemoryUse::kPool,
+                                    record.spec.grows ? 0 : record.spec.capacity_bytes);
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
     return DataLoss("the pool is missing or too short");
   }

@@ -20,7 +20,15 @@ bool IsSameCache(const CacheSpec& a, const CacheSpec& b) {
   return a.name == b.name && (a.rank.group != b.rank.group || a.rank.rank == b.rank.rank);
 }
 
-size_t CapacityOf(const Caches::CachePointer& cache) { return cache->pool->usage().capacity_bytes; }
+// Returns the bytes of an open cache that count towards quotas.
+size_t GrantedTo(const Caches::CachePointer& cache) { return cache->pool->granted_bytes(); }
+
+// Returns the bytes of a new cache that count towards quotas.
+size_t NeededBy(const CacheSpec& spec) {
+  return spec.grows ? kMinExtentBytes : spec.capacity_bytes;
+}
+
+size_t LeftOf(size_t limit, size_t used) { return limit - std::min(limit, used); }
 
 bool Contains(const std::vector<Caches::CachePointer>& caches, uint64_t cache_id) {
   return std::any_of(caches.begin(), caches.end(), [&](const Caches::CachePointer& cache) {
@@ -32,17 +40,17 @@ bool Contains(const std::vector<Caches::CachePointer>& caches, uint64_t cache_id
 
 void Caches::VisitOthers(
     const Making& wanted,
-    absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
-        visit) const {
+    absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t bytes)> visit)
+    const {
   for (const auto& [id, open] : caches_) {
     if (Contains(wanted.replaced, id)) continue;
-    visit(open.cache->tenant, open.cache->spec, CapacityOf(open.cache));
+    visit(open.cache->tenant, open.cache->spec, GrantedTo(open.cache));
   }
   for (const Making& each : making_) {
     if (&each == &wanted) continue;
-    size_t bytes = each.spec->capacity_bytes;
+    size_t bytes = NeededBy(*each.spec);
     for (const CachePointer& replaced : each.replaced) {
-      if (caches_.contains(replaced->cache_id)) bytes -= std::min(bytes, CapacityOf(replaced));
+      if (caches_.contains(replaced->cache_id)) bytes -= std::min(bytes, GrantedTo(replaced));
     }
     visit(each.tenant, *each.spec, bytes);
   }
@@ -90,9 +98,7 @@ absl::Status Caches::CheckCount(const Making& wanted) const {
                            kRetryMemory);
 }
 
-absl::Status Caches::CheckTenantQuota(const Making& wanted) const {
-  const std::string_view tenant = wanted.tenant;
-  const size_t capacity_bytes = wanted.spec->capacity_bytes;
+Caches::Room Caches::RoomFor(const Making& wanted) const {
   std::map<std::string, size_t, std::less<>> open_bytes;
   size_t all_bytes = 0;
   VisitOthers(wanted, [&](std::string_view other, const CacheSpec&, size_t bytes) {
@@ -103,41 +109,67 @@ absl::Status Caches::CheckTenantQuota(const Making& wanted) const {
     const auto it = open_bytes.find(of);
     return it == open_bytes.end() ? size_t{0} : it->second;
   };
-  const auto left_of = [](size_t limit, size_t used) { return limit - std::min(limit, used); };
-  const size_t max_bytes = quotas_.Of(tenant).max_bytes;
-  if (const size_t left = left_of(max_bytes, open_of(tenant)); capacity_bytes > left) {
-    return ResourceExhausted(
-        "capacity_bytes",
-        absl::StrCat(capacity_bytes, "; the quota of tenant ", std::string(tenant), " is ",
-                     max_bytes, " and leaves ", left, ", ", capacity_bytes - left, " bytes short"),
-        kRetryMemory);
-  }
-  size_t guaranteed_bytes = 0;  // guaranteed to others and not open yet
+  Room room{.quota_bytes = LeftOf(quotas_.Of(wanted.tenant).max_bytes, open_of(wanted.tenant)),
+            .pool_bytes = LeftOf(options_.max_pool_bytes, all_bytes)};
   for (const auto& [name, quota] : quotas_.by_tenant) {
-    if (name != tenant) guaranteed_bytes += left_of(quota.guaranteed_bytes, open_of(name));
+    if (name != wanted.tenant) {
+      room.guaranteed_bytes += LeftOf(quota.guaranteed_bytes, open_of(name));
+    }
   }
-  const size_t left = left_of(left_of(options_.max_pool_bytes, all_bytes), guaranteed_bytes);
-  if (guaranteed_bytes == 0 || capacity_bytes <= left) return absl::OkStatus();
-  return ResourceExhausted(
-      "capacity_bytes",
-      absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", left, " in addition to ",
-                   guaranteed_bytes, " that other tenants are guaranteed, ", capacity_bytes - left,
-                   " bytes short"),
-      kRetryMemory);
+  return room;
 }
 
-absl::Status Caches::CheckMaxPoolBytes(const Making& wanted) const {
-  const size_t capacity_bytes = wanted.spec->capacity_bytes;
-  size_t open_bytes = 0;
-  VisitOthers(wanted,
-              [&](std::string_view, const CacheSpec&, size_t bytes) { open_bytes += bytes; });
-  const size_t allowed_bytes =
-      options_.max_pool_bytes - std::min(options_.max_pool_bytes, open_bytes);
-  if (capacity_bytes <= allowed_bytes) return absl::OkStatus();
-  return ResourceExhausted("capacity_bytes",
-                           absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", allowed_bytes,
-                                        ", ", capacity_bytes - allowed_bytes, " bytes short"),
-                           capacity_bytes > options_.max_pool_bytes ? kNoRetry : kRetryMemory);
+absl::Status Caches::CheckRoom(std::string_view tenant, size_t bytes, const Room& room) const {
+  const auto refusal = [&](const std::string& limit, size_t left, uint32_t retry) {
+    return ResourceExhausted("capacity_bytes",
+                             absl::StrCat(bytes, "; ", limit, ", ", bytes - left, " bytes short"),
+                             retry);
+  };
+  if (bytes > room.quota_bytes) {
+    return refusal(absl::StrCat("the quota of tenant ", std::string(tenant), " is ",
+                                quotas_.Of(tenant).max_bytes, " and leaves ", room.quota_bytes),
+                   room.quota_bytes, kRetryMemory);
+  }
+  if (const size_t left = LeftOf(room.pool_bytes, room.guaranteed_bytes);
+      room.guaranteed_bytes > 0 && bytes > left) {
+    return refusal(absl::StrCat("max_pool_bytes leaves ", left, " in addition to ",
+                                room.guaranteed_bytes, " that other tenants are guaranteed"),
+                   left, kRetryMemory);
+  }
+  if (bytes <= room.pool_bytes) return absl::OkStatus();
+  return refusal(absl::StrCat("max_pool_bytes leaves ", room.pool_bytes), room.pool_bytes,
+                 bytes > options_.max_pool_bytes ? kNoRetry : kRetryMemory);
+}
+
+CacheSpec Caches::Resolved(std::string_view tenant, const CacheSpec& spec) const {
+  CacheSpec resolved = spec;
+  if (spec.capacity_bytes > 0) return resolved;
+  const MutexLock lock(&mutex_);
+  resolved.grows = true;
+  resolved.capacity_bytes = std::min(
+      {options_.max_pool_bytes, quotas_.Of(tenant).max_bytes, kMinExtentBytes << kMaxExtentOrder});
+  return resolved;
+}
+
+size_t Caches::GrowableBytes(const CachePointer& cache) const {
+  if (!cache->spec.grows) return 0;
+  const MutexLock lock(&mutex_);
+  return RoomFor({.tenant = cache->tenant}).bytes();
+}
+
+bool Caches::Grow(const CachePointer& cache, std::span<const size_t> sizes_bytes) {
+  if (!cache->spec.grows) return false;
+  const MutexLock lock(&mutex_);
+  const size_t missing_bytes = cache->pool->MissingGrantBytes(sizes_bytes);
+  if (missing_bytes == 0) return false;
+  const Room room = RoomFor({.tenant = cache->tenant});
+  if (const absl::Status status = CheckRoom(cache->tenant, missing_bytes, room); !status.ok()) {
+    cache->pool->RefuseUse(absl::StrCat("; the cache cannot grow: ", TextOf(status)));
+    return false;
+  }
+  const size_t steps = (missing_bytes + kGrantBytes - 1) / kGrantBytes;
+  cache->pool->GrantUse(std::min(steps * kGrantBytes, room.bytes()));
+  return true;
 }
 
 Caches::OpenCache* Caches::FindByName(std::string_view tenant, const CacheSpec& spec) {
@@ -166,13 +198,13 @@ bool Caches::IsReplaced(uint64_t cache_id) const {
 absl::Status Caches::CheckNew(const Making& wanted) const {
   RETURN_IF_ERROR(CheckRanks(wanted));
   RETURN_IF_ERROR(CheckCount(wanted));
-  RETURN_IF_ERROR(CheckTenantQuota(wanted));
-  return CheckMaxPoolBytes(wanted);
+  return CheckRoom(wanted.tenant, NeededBy(*wanted.spec), RoomFor(wanted));
 }
 
-absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec,
+absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& wanted,
                                             std::string_view session) {
-  RETURN_IF_ERROR(ValidateCacheSpec(spec));
+  RETURN_IF_ERROR(ValidateCacheSpec(wanted));
+  const CacheSpec spec = Resolved(tenant, wanted);
   auto opened = Open({.tenant = tenant, .spec = &spec}, session);
   if (!absl::IsResourceExhausted(opened.status())) return opened;
   auto replaced = Replaceable(tenant, spec);
@@ -194,6 +226,7 @@ absl::StatusOr<Caches::Opened> Caches::Open(Making wanted, std::string_view sess
   RETURN_IF_ERROR(Replace(making));
   ASSIGN_OR_RETURN(auto made, memory_.Make(tenant, spec));
   const MutexLock lock(&mutex_);
+  if (spec.grows) made->pool->GrantUse(std::min(kGrantBytes, RoomFor(*making).bytes()));
   caches_.emplace(made->cache_id, OpenCache{.cache = made, .sessions = {std::string(session)}});
   return Opened{.cache = std::move(made), .is_new = true};
 }
@@ -271,9 +304,9 @@ std::vector<Caches::CachePointer> Caches::Replaceable(std::string_view tenant,
   Making wanted{.tenant = tenant, .spec = &spec, .replaced = Unused(tenant)};
   const auto suffice = [&] {
     size_t bytes = machine_bytes;
-    for (const CachePointer& cache : wanted.replaced) bytes += CapacityOf(cache);
+    for (const CachePointer& cache : wanted.replaced) bytes += GrantedTo(cache);
     const MutexLock lock(&mutex_);
-    return spec.capacity_bytes <= bytes && CheckNew(wanted).ok();
+    return NeededBy(spec) <= bytes && CheckNew(wanted).ok();
   };
   if (wanted.replaced.empty() || !suffice()) return {};
   const std::set<uint64_t> held = dropper_.held();

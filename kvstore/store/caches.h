@@ -5,12 +5,14 @@
 #ifndef PQCACHED_KVSTORE_STORE_CACHES_H_
 #define PQCACHED_KVSTORE_STORE_CACHES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,8 +64,13 @@ class Caches {
   // count until Remove, and the new cache counts for what it needs in addition to them.
   //
   // Errors: those of Store::OpenCache; kAborted after kMakingLimit.
-  absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec,
+  absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& wanted,
                               std::string_view session);
+  // Grants more use to the pool of a cache that grows, as far as the limits of the tenant and of
+  // the store allow, so that extents of these sizes can be allocated. Returns whether it has.
+  bool Grow(const CachePointer& cache, std::span<const size_t> sizes_bytes);
+  // Returns the bytes that Grow would grant at most.
+  size_t GrowableBytes(const CachePointer& cache) const;
   // Records that a session has ended, and uses no cache any more.
   void Leave(std::string_view session);
   void SetQuotas(TenantQuotas quotas);
@@ -97,6 +104,17 @@ class Caches {
     SteadyTime unused_since = SteadyTime::Now();  // when the last of them left
   };
 
+  // Bytes that the limits leave.
+  struct Room {
+    size_t quota_bytes = 0;       // of the tenant
+    size_t pool_bytes = 0;        // of max_pool_bytes
+    size_t guaranteed_bytes = 0;  // of these: guaranteed to other tenants, and not open yet
+
+    size_t bytes() const {
+      return std::min(quota_bytes, pool_bytes - std::min(pool_bytes, guaranteed_bytes));
+    }
+  };
+
   // Opens the cache, and drops those that it replaces if it has to be made.
   absl::StatusOr<Opened> Open(Making wanted, std::string_view session);
   // Returns the open cache, or adds `wanted` to making_, sets *making, and returns null.
@@ -118,22 +136,26 @@ class Caches {
   // Checks whether the cache may be made, in addition to those that are open or in making, without
   // those that it replaces. Errors: those of Store::OpenCache.
   absl::Status CheckNew(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls `visit` with the tenant, the spec and the capacity of all other caches that are open or
-  // in making. A cache in making counts for what it needs in addition to those that it replaces.
+  // Calls `visit` with the tenant, the spec and the bytes, which count towards quotas, of all other
+  // caches that are open or in making. A cache in making counts for what it needs in addition to
+  // those that it replaces.
   void VisitOthers(
       const Making& wanted,
-      absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
-          visit) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t bytes)> visit)
+      const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks that the spec is compatible with the open caches of its group's other ranks. Errors:
   // kFailedPrecondition naming the incompatible field.
   absl::Status CheckRanks(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks max_caches, in all and of the tenant. Errors: kResourceExhausted naming the limit.
   absl::Status CheckCount(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks the capacity against the tenant's quota and the guarantees of other tenants. Errors:
-  // kResourceExhausted naming the quota.
-  absl::Status CheckTenantQuota(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks the capacity against max_pool_bytes. Errors: kResourceExhausted naming capacity_bytes.
-  absl::Status CheckMaxPoolBytes(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns what the other caches leave to this one.
+  Room RoomFor(const Making& wanted) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks whether the tenant may have these bytes in addition. Errors: kResourceExhausted naming
+  // capacity_bytes and the limit.
+  absl::Status CheckRoom(std::string_view tenant, size_t bytes, const Room& room) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the spec with the most bytes that the cache may grow to, if its capacity is 0.
+  CacheSpec Resolved(std::string_view tenant, const CacheSpec& spec) const;
 
   const StoreOptions& options_;
   CacheMemory& memory_;

@@ -137,7 +137,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options
 void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
   cache->pool->SetReclaimer([this, weak = std::weak_ptr(cache)](std::span<const size_t> sizes) {
     const std::shared_ptr<const Cache> alive = weak.lock();
-    return alive != nullptr && evictor_.MakeRoom(*alive, sizes);
+    return alive != nullptr && (caches_.Grow(alive, sizes) || evictor_.MakeRoom(*alive, sizes));
   });
 }
 
@@ -429,7 +429,7 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
 absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cache_id,
                                            const AdmitSpec& spec) {
   ASSIGN_OR_RETURN(const auto cache, FindCacheForAdmin(tenant, cache_id));
-  return kvstore::Admit(*cache, spec, evictor_);
+  return kvstore::Admit(*cache, spec, evictor_, caches_.GrowableBytes(cache));
 }
 
 absl::Status StoreImpl::EvictSequence(std::string_view tenant, uint64_t sequence_id) {

@@ -30,6 +30,11 @@ CacheInfo StoreImpl::Describe(const Cache& cache) const {
                  .page_bytes = cache.pool->page_bytes(),
                  .limit_bytes = usage.limit_bytes,
                  .quarantined_bytes = usage.quarantined_bytes};
+  if (cache.spec.grows) {
+    info.capacity_bytes = std::max(cache.pool->granted_bytes(), usage.used_bytes);
+    info.free_bytes = info.capacity_bytes - usage.used_bytes;
+    info.largest_free_bytes = std::min(info.largest_free_bytes, info.free_bytes);
+  }
   info.cached_prefix_count =
       static_cast<uint32_t>(sequences_.RetainedOfCache(cache.cache_id).size());
   info.sequence_count = sequences_.CountOfCache(cache.cache_id);

@@ -160,6 +160,7 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   message->set_sequence_count(info.sequence_count);
   message->set_cached_prefix_count(info.cached_prefix_count);
   message->set_limit_bytes(info.limit_bytes);
+  message->set_grows(info.spec.grows);
 }
 
 void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message) {

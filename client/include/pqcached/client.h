@@ -312,8 +312,10 @@ typedef struct pqc_cache_spec {
                                     weights revision, RoPE scaling, adapters */
   const pqc_layer_group* groups; /* [group_count] */
   uint32_t group_count;          /* 1..16 */
-  uint64_t capacity_bytes;       /* memory of the cache's pool; at least 1 */
-  pqc_index default_index;       /* of calls of this handle; PQC_INDEX_DEFAULT = pq m=2 b=6 */
+  /* Memory of the cache's pool, which is promised to it. 0: the pool grows with its use, as long as
+   * the tenant's quota allows, and becomes smaller again. */
+  uint64_t capacity_bytes;
+  pqc_index default_index; /* of calls of this handle; PQC_INDEX_DEFAULT = pq m=2 b=6 */
   /* Ranks (processes) of one model: NULL and zeros for a single process. Each rank opens the cache
    * of the same name with its own layers and kv heads; the fields give their place in the model. */
   const char* rank_group; /* name shared by the ranks, at most 128 bytes */

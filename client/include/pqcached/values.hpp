@@ -231,7 +231,7 @@ struct CacheSpec {
   std::string name = {};
   std::string model_fingerprint = {};
   std::vector<LayerGroup> groups = {};
-  uint64_t capacity_bytes = 0;
+  uint64_t capacity_bytes = 0;  // of the pool; 0: it grows within the tenant's quota
   Index default_index = {};
   // Place of this process in a model that spans several; empty and 0 = a single process.
   std::string rank_group = {};

@@ -77,13 +77,13 @@ class Client(EventSource):
         made: ClientCounts = from_c(ClientCounts, counts)
         return made
 
-    def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int,
+    def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int = 0,
                    default_index: Index = Index(), rank: Optional[Rank] = None, numa_node: int = 0) -> "Cache":
         """Opens the tenant's cache of this name; creates it if it does not exist.
 
         name: 1..128 bytes. model_fingerprint: 1..256 bytes, must include everything that affects K
-        and V. capacity_bytes: size of the cache's pool. default_index: of the calls of
-        this handle that name no index; pq(2, 6) when not given.
+        and V. capacity_bytes: size of the cache's pool; 0: it grows within the tenant's quota.
+        default_index: of the calls of this handle that name no index; pq(2, 6) when not given.
         rank: for a model that spans several processes. numa_node: -1 or 0.
 
         Raises FailedPrecondition (the cache exists with another fingerprint or shape),

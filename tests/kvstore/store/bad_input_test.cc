@@ -498,7 +498,6 @@ TEST_F(BadInput, CacheSpecs) {
   expect([](CacheSpec& s) { s.name.assign(129, 'x'); }, invalid, "name");
   expect([](CacheSpec& s) { s.model_fingerprint.clear(); }, invalid, "model_fingerprint");
   expect([](CacheSpec& s) { s.groups.clear(); }, invalid, "layer_groups");
-  expect([](CacheSpec& s) { s.capacity_bytes = 0; }, invalid, "capacity_bytes");
   expect([](CacheSpec& s) { s.groups[0].layers = {}; }, invalid, "layer_groups[0].layers");
   expect([](CacheSpec& s) { s.groups[0].layers = {3, 1}; }, invalid, "layer_groups[0].layers[1]");
   expect([](CacheSpec& s) { s.groups[0].layers = {1024}; }, invalid, "layer_groups[0].layers[0]");

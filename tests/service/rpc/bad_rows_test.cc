@@ -317,7 +317,6 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
   Check("name", open([](R& r) { r.clear_name(); }), invalid, "name");
   Check("fingerprint", open([](R& r) { r.clear_model_fingerprint(); }), invalid,
         "model_fingerprint");
-  Check("capacity", open([](R& r) { r.set_capacity_bytes(0); }), invalid, "capacity_bytes");
   Check("too large", open([](R& r) { r.set_capacity_bytes(uint64_t{1} << 50); }),
         StatusCode::RESOURCE_EXHAUSTED, "capacity_bytes", "short");
   Check("quota", open([](R& r) { r.set_quota_bytes(uint64_t{1} << 50); }), invalid, "quota_bytes");

@@ -61,6 +61,21 @@ TEST_F(RpcTest, OpenCacheCreatesThenJoins) {
   EXPECT_EQ(first.capacity_bytes(), size_t{32} << 20);
 }
 
+TEST_F(RpcTest, ACacheWithoutCapacityGrowsAndSaysSo) {
+  Start();
+  const auto client = Connect();
+  v1::OpenCacheRequest request = CacheRequest();
+  request.set_capacity_bytes(0);
+  v1::OpenCacheResponse response;
+  ASSERT_TRUE(client->kv().OpenCache(client->Context().get(), request, &response).ok());
+  EXPECT_EQ(response.capacity_bytes(), size_t{64} << 20) << "the first step";
+  v1::ListCachesResponse caches;
+  ASSERT_TRUE(client->admin().ListCaches(client->Context().get(), {}, &caches).ok());
+  ASSERT_EQ(caches.caches_size(), 1);
+  EXPECT_TRUE(caches.caches(0).grows());
+  EXPECT_EQ(caches.caches(0).used_bytes() + caches.caches(0).free_bytes(), size_t{64} << 20);
+}
+
 TEST_F(RpcTest, CachesKeepTheirRope) {
   Start();
   const auto client = Connect();

@@ -169,6 +169,12 @@ pqc_status CheckReply(const BrokerReply& reply, BrokerCall call) {
   RefusalBuffer refusal;
   SetRefusal(&refusal, reply.field, reply.message);
   refusal.retry_ms = reply.retry_ms;
+  // The broker refuses to resume a session whose client is still connected, until it notices the
+  // end of the former connection.
+  if (call == BrokerCall::kResume && reply.status == PQC_FAILED_PRECONDITION) {
+    refusal.retry_ms = kRetryMemory;
+    return PrefixText("broker", Fail(PQC_UNAVAILABLE, refusal));
+  }
   const bool known = reply.status <= PQC_UNAUTHENTICATED;
   return PrefixText("broker",
                     Fail(known ? static_cast<pqc_status>(reply.status) : PQC_UNKNOWN, refusal));

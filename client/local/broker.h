@@ -34,7 +34,8 @@ class Broker {
  public:
   // Connects and opens a session, or resumes one. *control is its control memory.
   //
-  // Errors: PQC_UNAVAILABLE (no broker), PQC_DEADLINE_EXCEEDED, the broker's own,
+  // Errors: PQC_UNAVAILABLE (no broker; or the sidecar has not noticed the end of the connection of
+  //         the session that is resumed), PQC_DEADLINE_EXCEEDED, the broker's own,
   //         PQC_FAILED_PRECONDITION (its protocol version differs), PQC_NOT_FOUND (no such session)
   static pqc_status Open(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                          std::shared_ptr<Mapping>* control);

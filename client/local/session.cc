@@ -29,13 +29,12 @@ uint32_t MillisecondsUntil(LocalClock::time_point deadline) {
   return static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
 }
 
-// Returns true when the status means that the sidecar does not know the session, rather than that
-// it cannot answer now. The status for a client that is still connected is not final: the sidecar
-// returns it until it notices the end of an abandoned attempt.
+// Returns true when the status means that the sidecar does not know the session, or that it has
+// another version than this client, rather than that it cannot answer now.
 bool IsFinal(pqc_status status) {
   return status == PQC_NOT_FOUND || status == PQC_UNAUTHENTICATED ||
          status == PQC_PERMISSION_DENIED || status == PQC_INVALID_ARGUMENT ||
-         status == PQC_UNIMPLEMENTED;
+         status == PQC_FAILED_PRECONDITION || status == PQC_UNIMPLEMENTED;
 }
 
 }  // namespace

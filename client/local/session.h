@@ -61,7 +61,8 @@ class SessionPhase {
 class LocalSession {
  public:
   // Resumes the session with the present worker. PQC_NOT_FOUND and other errors about the request
-  // mean that the session does not exist any more; errors about the present moment do not.
+  // mean that the session does not exist any more, PQC_FAILED_PRECONDITION that the sidecar has
+  // another version; errors about the present moment do not.
   using Resume = std::function<pqc_status(uint32_t timeout_ms, LocalLink::Parts* parts)>;
 
   struct Options {

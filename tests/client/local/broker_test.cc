@@ -175,6 +175,36 @@ TEST(BrokerTest, ARefusalBringsItsReason) {
   EXPECT_EQ(pqc_last_error_retry_ms(), 1000u);
 }
 
+// A session counts as lost after PQC_FAILED_PRECONDITION, and this one can be resumed a moment later.
+TEST(BrokerTest, AResumptionBeforeTheFormerConnectionHasEndedMayBeRepeated) {
+  const auto resume = [](const BrokerReply& reply) {
+    FakeBroker fake([&](int connection) {
+      const BrokerRequest request = Receive(connection);
+      EXPECT_EQ(request.call, BrokerCall::kResume);
+      EXPECT_STREQ(request.resume_token, "token");
+      Send(connection, reply, {});
+    });
+    std::unique_ptr<Broker> broker;
+    std::shared_ptr<Mapping> control;
+    return Broker::Open({.socket_path = fake.path(),
+                         .tenant = "tenant",
+                         .client_name = "test",
+                         .resume_token = "token"},
+                        &broker, &control);
+  };
+  BrokerReply reply;
+  reply.call = BrokerCall::kResume;
+  reply.status = PQC_FAILED_PRECONDITION;
+  std::strcpy(reply.field, "resume_token");
+  std::strcpy(reply.message, "the session's client is still connected");
+  EXPECT_EQ(resume(reply), PQC_UNAVAILABLE);
+  EXPECT_STREQ(pqc_last_error(), "resume_token: broker: the session's client is still connected");
+  EXPECT_GT(pqc_last_error_retry_ms(), 0u);
+  reply.version = kvstore::kBrokerVersion - 1;  // whatever the rest of the answer says
+  EXPECT_EQ(resume(reply), PQC_FAILED_PRECONDITION);
+  EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
+}
+
 TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   BrokerReply reply = Hello(4096);
   reply.version = kvstore::kBrokerVersion + 1;

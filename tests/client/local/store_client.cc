@@ -554,6 +554,9 @@ namespace {
 pqc_status Connect(Sidecar& sidecar, LocalLink::Parts* parts) {
   if (!sidecar.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
   if (!sidecar.knows_session) return FromStatus(kvstore::NotFound("resume_token", "no session"));
+  if (sidecar.has_other_version) {
+    return FromStatus(kvstore::FailedPrecondition("", "its protocol version is another one"));
+  }
   parts->boot_word = sidecar.boot_word;
   auto memory =
       sidecar.store->OpenLocalSession("tenant", sidecar.local_session(), parts->boot_word);

@@ -26,16 +26,17 @@ struct Sidecar {
   std::unique_ptr<kvstore::Store> store;
   const std::string session = "client#1";
   std::atomic<uint64_t> boot_word = 77;
-  std::atomic<bool> ended = false;             // the broker's connection
-  std::atomic<bool> reachable = true;          // false: nobody is there to resume with
-  std::atomic<bool> knows_session = true;      // false: it cannot be resumed
-  std::atomic<int> connections = 0;            // that are open
-  std::atomic<int> unavailable_appends = 0;    // so many Appends get UNAVAILABLE first
-  std::atomic<int> lost_answers = 0;           // so many Appends are done, and yet UNAVAILABLE
-  std::atomic<uint64_t> calls = 0;             // by threads inside a call of the C ABI
-  std::atomic<uint64_t> background_calls = 0;  // by other threads
-  std::atomic<uint64_t> closed_prefills = 0;   // calls of ClosePrefill
-  std::atomic<uint64_t> builds = 0;            // calls of BuildIndex
+  std::atomic<bool> ended = false;              // the broker's connection
+  std::atomic<bool> reachable = true;           // false: nobody is there to resume with
+  std::atomic<bool> knows_session = true;       // false: it cannot be resumed
+  std::atomic<bool> has_other_version = false;  // of the broker's protocol, when it is resumed
+  std::atomic<int> connections = 0;             // that are open
+  std::atomic<int> unavailable_appends = 0;     // so many Appends get UNAVAILABLE first
+  std::atomic<int> lost_answers = 0;            // so many Appends are done, and yet UNAVAILABLE
+  std::atomic<uint64_t> calls = 0;              // by threads inside a call of the C ABI
+  std::atomic<uint64_t> background_calls = 0;   // by other threads
+  std::atomic<uint64_t> closed_prefills = 0;    // calls of ClosePrefill
+  std::atomic<uint64_t> builds = 0;             // calls of BuildIndex
   std::atomic<uint64_t> commits = 0;
   std::atomic<uint64_t> staged_appends = 0;  // items of Append whose rows came by staging
   std::atomic<uint64_t> inline_appends = 0;  // and whose rows did not

@@ -176,6 +176,22 @@ TEST_F(ResumeTest, ASessionThatTheNextWorkerDoesNotKnowIsLostForEver) {
   Expect(cache_.CreateSequence().status(), PQC_UNAVAILABLE, "", "session is lost");
 }
 
+// A client that takes the status for a passing one says "no new worker has started yet" with a retry
+// time, and repeats for ever.
+TEST_F(ResumeTest, ASessionOfAnotherVersionThanTheNextWorkersIsLostForEver) {
+  const Layer layer(320, 11);
+  Sequence sequence = Fill(layer, 300);
+  sidecar_.has_other_version = true;
+  RestartWorker();
+  const Status refused = sequence.TopK(QueryAt(layer, 299), selection_).status();
+  Expect(refused, PQC_UNAVAILABLE, "", "session is lost");
+  Expect(refused, PQC_UNAVAILABLE, "", "protocol version");
+  EXPECT_EQ(refused.retry_ms(), 0u);
+  sidecar_.has_other_version = false;
+  Expect(Decode(sequence, layer, 300), PQC_UNAVAILABLE, "", "session is lost");
+  Expect(cache_.CreateSequence().status(), PQC_UNAVAILABLE, "", "session is lost");
+}
+
 TEST_F(ResumeTest, AClientClosesWhileThereIsNoWorker) {
   const Layer layer(320, 12);
   Sequence sequence = Fill(layer, 300);

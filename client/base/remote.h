@@ -31,7 +31,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 13;
+inline constexpr uint32_t kRemoteVersion = 14;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -307,6 +307,9 @@ class Remote {
   // sidecar.
   virtual pqc_status FindSequence(uint64_t cache_id, uint64_t sequence_id, uint64_t* token_count,
                                   pqc_index* live_index, RefusalBuffer* error) noexcept = 0;
+  // Since version 14: returns PQC_UNAVAILABLE at once while no worker is known to serve the
+  // session; the connection to the next one is made in the background. No RPC.
+  virtual pqc_status CheckConnected(RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -180,6 +180,22 @@ uint64_t RpcRemote::PayloadBytes(uint64_t wanted_bytes) const {
   return limit == 0 ? wanted_bytes : std::min(wanted_bytes, limit - limit / 8);
 }
 
+pqc_status RpcRemote::CheckConnected(RefusalBuffer* error) noexcept {
+  if (session_.ended()) {  // which Finish reports
+    return Finish("CheckConnected", error, [] { return grpc::Status::OK; });
+  }
+  // A broken session resumes by its own thread, and an idle channel connects by this call.
+  if (!session_.WaitBroken({}) &&
+      channel_->GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY) {
+    return PQC_OK;
+  }
+  std::snprintf(error->text, sizeof(error->text),
+                "%s: the sidecar's worker has ended, and no new worker has started yet",
+                endpoint_.c_str());
+  error->retry_ms = kvstore::kRetryConflict;
+  return PQC_UNAVAILABLE;
+}
+
 void RpcRemote::Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept {
   *rpcs = rpcs_;
   *background_rpcs = background_rpcs_;

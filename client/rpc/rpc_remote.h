@@ -61,6 +61,7 @@ class RpcRemote final : public Remote {
   void EndWatch(uint64_t watch_id) noexcept override;
   pqc_status FindSequence(uint64_t cache_id, uint64_t sequence_id, uint64_t* token_count,
                           pqc_index* live_index, RefusalBuffer* error) noexcept override;
+  pqc_status CheckConnected(RefusalBuffer* error) noexcept override;
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                    pqc_admission* admission, RefusalBuffer* error) noexcept override;
   pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,

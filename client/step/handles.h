@@ -83,6 +83,10 @@ struct Preparation {
   std::unique_ptr<RefusalBuffer> refusal PQCACHED_GUARDED_BY(mutex);
   // When the last one began that closed the prefill.
   DeadlineClock::time_point closed_at PQCACHED_GUARDED_BY(mutex);
+  // On the remote path: when the last one ended that asked for the number of tokens, and how often
+  // this client has shortened the sequence, which an older answer does not know.
+  DeadlineClock::time_point described_at PQCACHED_GUARDED_BY(mutex);
+  uint64_t shortenings PQCACHED_GUARDED_BY(mutex) = 0;
 };
 
 // End positions of the layers whose rows this client has ingested one by one.
@@ -132,7 +136,17 @@ struct SequenceState {
   }
   void SetTruncated(uint64_t tokens) {
     ingested.Clear();
+    const base::MutexLock lock(&preparation.mutex);
+    ++preparation.shortenings;
     token_count = tokens;
+  }
+  // Records an answer about the sequence's tokens that came while other calls ran: `shortenings` is
+  // the number of them before the question.
+  void SetDescribed(uint64_t tokens, uint64_t shortenings) {
+    const base::MutexLock lock(&preparation.mutex);
+    if (preparation.shortenings != shortenings) return;
+    token_count = std::max(token_count.load(), tokens);
+    preparation.described_at = DeadlineClock::now();
   }
   void OpenPrefill() { prefill_open = live_index.kind == kvstore::IndexKind::kPq; }
 };
@@ -141,6 +155,16 @@ struct SequenceState {
 inline pqc_status FindRemote(const ClientState& client, Remote** remote) {
   *remote = client.remote.get();
   return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
+}
+
+// Checks, without waiting, that a worker serves the session, as far as this client knows.
+// REQUIRES: client.remote.
+//
+// Errors: PQC_UNAVAILABLE
+inline pqc_status CheckServed(const ClientState& client) {
+  if (client.local) return client.local->CheckAttached();
+  RefusalBuffer error;
+  return Report(client.remote->CheckConnected(&error), error);
 }
 
 // Like FindRemote, but also waits for a worker when the session has none.

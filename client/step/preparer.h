@@ -1,5 +1,5 @@
 // Preparer does the RPCs that a call on a sequence needs and may not wait for, on its own thread:
-// the call returns a retry time, and a later one finds the work done. For the local path.
+// the call returns a retry time, and a later one finds the work done.
 //
 // Thread-safe.
 #ifndef PQCACHED_CLIENT_STEP_PREPARER_H_
@@ -17,11 +17,13 @@ namespace pqcached::client {
 
 class Preparer {
  public:
-  // What a call lacks, apart from the lease, which every preparation acquires where there is none.
+  // What a call lacks, apart from the lease, which every preparation on the local path acquires
+  // where there is none.
   struct Wanted {
     bool close_prefill = false;                          // of a live index
     bool newer_image = false;                            // when the sidecar has a newer one
     std::optional<kvstore::IndexDescriptor> index = {};  // in the image
+    bool token_count = false;                            // of the sequence; remote path
     bool operator==(const Wanted&) const = default;
   };
 
@@ -36,6 +38,9 @@ class Preparer {
 
  private:
   pqc_status Prepare(SequenceState& sequence, const Wanted& wanted);
+  pqc_status PrepareMapped(SequenceState& sequence, const Wanted& wanted);
+  pqc_status ClosePrefill(SequenceState& sequence);
+  pqc_status Describe(SequenceState& sequence);
   void Run(SequenceState& sequence, const Wanted& wanted);
 
   ClientState& client_;

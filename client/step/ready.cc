@@ -36,7 +36,6 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
   return image.CodedTokens(*layer, index_slot) >= needed;
 }
 
-// The sidecar may have given up its work on a live index, which closing the prefill starts again.
 constexpr std::chrono::seconds kClosingInterval(1);
 
 // Replaces the pinned image; the step keeps the epoch of its beginning. Returns whether the new
@@ -81,14 +80,7 @@ bool IsIndexed(const pqc_step& step, const LayerCall& call, uint32_t needed, Ste
 // Reports that rows or codes are not ready for a step that does not wait.
 pqc_status FailNotReady(StepItem& item, uint32_t needed) {
   SequenceState& sequence = *item.sequence;
-  if (sequence.live_index.kind == kvstore::IndexKind::kPq) {
-    const base::MutexLock lock(&sequence.preparation.mutex);
-    const auto now = DeadlineClock::now();
-    if (now - sequence.preparation.closed_at > kClosingInterval) {
-      sequence.preparation.closed_at = now;
-      sequence.OpenPrefill();
-    }
-  }
+  CloseAgainLater(sequence);
   return SetRetry(kRetryConflict, Fail(PQC_DEADLINE_EXCEEDED, "query_position",
                                        "%u tokens with their index are not ready; %u are stored",
                                        needed, sequence.local->token_count()));
@@ -112,6 +104,15 @@ pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
 }
 
 }  // namespace
+
+void CloseAgainLater(SequenceState& sequence) {
+  if (sequence.live_index.kind != kvstore::IndexKind::kPq) return;
+  const base::MutexLock lock(&sequence.preparation.mutex);
+  const auto now = DeadlineClock::now();
+  if (now - sequence.preparation.closed_at <= kClosingInterval) return;
+  sequence.preparation.closed_at = now;
+  sequence.OpenPrefill();
+}
 
 pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                       uint32_t needed, StepItem* item) {
@@ -145,7 +146,7 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
       NeededTokens(terms, item.query_position) == 0) {
     return PQC_OK;
   }
-  if (step.exact_until_indexed && sequence.local) {
+  if (step.exact_until_indexed && (sequence.local || step.no_wait)) {
     // The first row behind the prefill, which a queued step brings, closes it as well.
     uint64_t end = 0;
     if (step.client->sender->QueuedEnd(sequence, &end)) return PQC_OK;
@@ -156,7 +157,7 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
   // The sidecar refuses the call while it stores rows of earlier steps.
   RETURN_IF_ERROR(
       step.client->sender->WaitStored(sequence, kvstore::kMaxSequenceTokens, step.deadline));
-  if (step.no_wait && sequence.local) {
+  if (step.no_wait) {
     return step.client->preparer->Request(item.sequence, {.close_prefill = true});
   }
   RefusalBuffer error;

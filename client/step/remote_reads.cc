@@ -7,10 +7,12 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/base/error.h"
 #include "client/step/decode.h"
+#include "client/step/preparer.h"
 #include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
@@ -19,6 +21,9 @@
 
 namespace pqcached::client {
 namespace {
+
+// A poll takes an answer that is not older than this for what the sidecar knows now.
+constexpr std::chrono::seconds kAnswerIsRecent(1);
 
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
@@ -39,7 +44,13 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask,
     const pqc_status status = ask(&error);
     if (status != PQC_ABORTED) return Report(status, error, names);
     if (StepClock::now() + pause >= step.deadline) {
-      for (const StepItem& item : step.items) item.sequence->OpenPrefill();
+      for (const StepItem& item : step.items) {
+        if (step.no_wait) {
+          CloseAgainLater(*item.sequence);
+        } else {
+          item.sequence->OpenPrefill();
+        }
+      }
       return SetRetry(kRetryConflict, Fail(PQC_DEADLINE_EXCEEDED, error));
     }
     std::this_thread::sleep_for(pause);
@@ -135,9 +146,10 @@ class RemoteReads final : public ReadBackend {
     return PQC_OK;
   }
 
-  pqc_status Begin(const pqc_step&, StepItem& item, uint64_t* token_count) override {
+  pqc_status Begin(const pqc_step& step, StepItem& item, uint64_t* token_count) override {
     SequenceState& sequence = *item.sequence;
     if (sequence.token_count < item.query_position) {  // other calls may have added rows
+      if (step.no_wait) return BeginByPolling(item, token_count);
       pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
       RefusalBuffer error;
       const pqc_status status = remote().DescribeSequence(sequence.sequence_id, &info, &error);
@@ -154,6 +166,8 @@ class RemoteReads final : public ReadBackend {
 
   pqc_status Wait(const pqc_step& step, const kvstore::Selection&, const uint32_t*, uint32_t needed,
                   StepItem* item) override {
+    // The RPC that follows waits for the next worker where there is none.
+    if (step.no_wait) RETURN_IF_ERROR(CheckServed(client_));
     return client_.sender->WaitStored(*item->sequence, needed, step.deadline);
   }
 
@@ -245,6 +259,21 @@ class RemoteReads final : public ReadBackend {
 
  private:
   Remote& remote() const { return *client_.remote; }
+
+  // Has the number of tokens fetched in the background, and uses a recent answer once.
+  pqc_status BeginByPolling(StepItem& item, uint64_t* token_count) {
+    Preparation& preparation = item.sequence->preparation;
+    {
+      const base::MutexLock lock(&preparation.mutex);
+      const auto asked_at = std::exchange(preparation.described_at, {});
+      if (asked_at != DeadlineClock::time_point() &&
+          DeadlineClock::now() - asked_at < kAnswerIsRecent) {
+        *token_count = item.sequence->token_count;
+        return PQC_OK;
+      }
+    }
+    return client_.preparer->Request(item.sequence, {.token_count = true});
+  }
 
   // Adds the stored ranges of query tokens of items[i].
   static void AddStored(const LayerCall& call, size_t i, const DecodeState::Part& own,

@@ -24,7 +24,8 @@ namespace {
 
 constexpr uint32_t kMaxStepItems = 4096;
 constexpr size_t kMaxIdleSteps = 16;
-using LongLong = unsigned long long;  // for %llu
+constexpr uint32_t kCheckConnectedVersion = 14;  // of Remote
+using LongLong = unsigned long long;             // for %llu
 
 // Adds the sequence to the step.
 pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
@@ -101,13 +102,18 @@ pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, 
     step.deadline = CallDeadline(options.timeout_ms ? options.timeout_ms : client.timeout_ms);
     return GetRemote(client, &remote);
   }
-  if (target.gpu || !client.local) {
-    return Fail(PQC_UNIMPLEMENTED, polls ? "options.timeout_ms" : "options.flags",
-                "steps that do not wait are for the local path on the CPU");
+  const char* const field = polls ? "options.timeout_ms" : "options.flags";
+  if (target.gpu) {
+    return Fail(PQC_UNIMPLEMENTED, field, "steps that do not wait are not for a GPU");
+  }
+  if (!client.local && client.remote_version < kCheckConnectedVersion) {
+    return Fail(PQC_UNIMPLEMENTED, field,
+                "libpqcached_rpc is older than steps that do not wait on the remote path; install "
+                "the library of the client's release");
   }
   step.deadline = StepClock::now();
   RETURN_IF_ERROR(FindRemote(client, &remote));
-  return client.local->CheckAttached();
+  return CheckServed(client);
 }
 
 // Checks the selection of a step on a GPU that decodes, before rows are waited for.

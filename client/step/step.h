@@ -220,6 +220,10 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
 // terms that take all candidates.
 pqc_status PickTerms(const LayerCall& call, StepItem* item, const kvstore::Selection** terms);
 
+// Has the next selection by a live index close the prefill once more, at most once a second: the
+// sidecar may have given up its work on the index, which that starts again.
+void CloseAgainLater(SequenceState& sequence);
+
 // Returns the terms without an index that take all candidates of the given ones.
 kvstore::Selection AllCandidates(const kvstore::Selection& terms);
 

@@ -134,6 +134,7 @@ class PoolRemote final : public Remote {
     return Not(error);
   }
   void EndWatch(uint64_t) noexcept override {}
+  pqc_status CheckConnected(RefusalBuffer*) noexcept override { return PQC_OK; }
   pqc_status FindSequence(uint64_t, uint64_t, uint64_t*, pqc_index*,
                           RefusalBuffer* error) noexcept override {
     return Not(error);

@@ -27,7 +27,9 @@
  * An engine whose loop must not stop begins steps with PQC_STEP_NO_WAIT: pqc_step_begin and the
  * calls for layers then return at once, with a retry time, while anything that they need is
  * missing. RPCs that they need (the first lease, the end of a prefill, a newer segment map) are
- * then made on a thread of the client.
+ * then made on a thread of the client. On the remote path pqc_step_begin makes no RPC either, and a
+ * call for a layer is one RPC, which does the layer's work in the sidecar: the call waits for the
+ * answer, and for nothing else.
  *
  * No call changes the structs that describe its arguments, pqc_step_attention included: an engine
  * may fill them once and pass them to any number of calls, layers and steps, while the memory that
@@ -138,7 +140,11 @@ typedef struct pqc_step_options {
  * With PQC_STEP_NO_WAIT, no call of the step waits, for engines that poll from their own loop:
  * PQC_UNAVAILABLE while no worker serves the session (the client connects to the next one in the
  * background), and PQC_DEADLINE_EXCEEDED where rows, an index, a lease, or room to send rows are
- * not ready, both with a retry time. For the local path, and not for a step on a GPU.
+ * not ready, both with a retry time: a repetition finds what was fetched in the background. On the
+ * remote path a step begins by what the client knows: that a worker holds the session, and the
+ * tokens of the sequence by the last answer, which pqc_step_begin has fetched in the background
+ * where query_position is beyond them. Results never come from that knowledge, but from the worker
+ * that answers a layer's RPC: one that has ended since is PQC_UNAVAILABLE. Not for a step on a GPU.
  *
  * With PQC_STEP_EXACT_UNTIL_INDEXED, a step does not wait for an index that is missing or still
  * being built: pqc_step_attend attends to all candidates instead, layer by layer (on the remote
@@ -170,8 +176,9 @@ typedef struct pqc_step_options {
  *         PQC_FAILED_PRECONDITION  the sequence is suspended, or has no such index: resume it, or
  *                                  build the index
  *         PQC_RESOURCE_EXHAUSTED   the pool is too full for a live index (shortfall in bytes)
- *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT on the remote path; on a GPU this and
- *                                  PQC_STEP_EXACT_UNTIL_INDEXED; other flags
+ *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT and PQC_STEP_EXACT_UNTIL_INDEXED on a GPU;
+ *                                  PQC_STEP_NO_WAIT on the remote path with a libpqcached_rpc of an
+ *                                  earlier release; other flags
  *         PQC_OUT_OF_RANGE         candidates that no earlier call has passed: a longer window, or
  *                                  the missing rows first
  *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows

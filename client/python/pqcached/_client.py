@@ -115,8 +115,8 @@ class Client(EventSource):
         items: of one cache, each sequence once. selection: for all items and layers, unless a call
         passes another one; if it is given, the step waits here for the rows that it needs.
         timeout_ms: for all waits of the step together; 0 = the client's. no_wait: neither this call
-        nor those for layers wait; what is not ready raises an error with a retry time at once. For
-        the local path. exact_until_indexed: attend() takes all candidates of a layer whose index is
+        nor those for layers wait; what is not ready raises an error with a retry time at once. On
+        the remote path a call for a layer waits for the answer to its RPC. exact_until_indexed: attend() takes all candidates of a layer whose index is
         missing or still being built, instead of waiting for it. select_per_token: each query token
         of an item has a selection of its own, by its own scores; otherwise they share one. In both
         cases the candidates end before the window of the item's first query token: the engine

@@ -36,10 +36,6 @@ class StepsOverOnePath(OnePath):
                 np.testing.assert_allclose(result.lse[i], attention.lse, atol=1e-5)
 
     def test_a_step_that_does_not_wait_begins_when_the_sequence_is_ready(self):
-        if self.path == PathChoice.ONLY_REMOTE:
-            with self.assertRaisesRegex(pqcached.Unimplemented, "options.flags"):
-                self.client.begin_step([(self.filled(), TOKENS)], SOME, no_wait=True)
-            return
         sequence = self.filled()
         keys, values = new_rows(1, seed=5)
         while True:

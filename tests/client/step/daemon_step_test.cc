@@ -328,12 +328,6 @@ TEST_P(DaemonStepTest, AStepThatDoesNotWaitBeginsAgainUntilItsSequenceIsReady) {
     const StepItem items[] = {{&sequence, position}};
     return client_.BeginStep(items, &selection_, 0, PQC_STEP_NO_WAIT);
   };
-  if (!local()) {
-    const Status status = begin(300).status();
-    EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
-    EXPECT_EQ(status.field(), "options.flags");
-    return;
-  }
   std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
   bool was_unavailable = false;
   for (uint64_t position = 300; position < 320;) {

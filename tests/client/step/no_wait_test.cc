@@ -141,6 +141,20 @@ TEST_F(NoWaitTest, ALiveIndexEndsItsPrefillInTheBackground) {
   EXPECT_GE(sidecar_.closed_prefills, 1u);
 }
 
+// An answer in the background may be older than a truncation by another call.
+TEST(SequenceStateTest, AnAnswerFromBeforeATruncationIsNotUsed) {
+  client::SequenceState state;
+  state.SetDescribed(300, 0);
+  EXPECT_EQ(state.token_count, 300u);
+  state.SetDescribed(200, 0);  // rows have been stored since
+  EXPECT_EQ(state.token_count, 300u);
+  state.SetTruncated(100);
+  state.SetDescribed(310, 0);
+  EXPECT_EQ(state.token_count, 100u);
+  state.SetDescribed(310, 1);
+  EXPECT_EQ(state.token_count, 310u);
+}
+
 TEST_F(NoWaitTest, AMissingIndexIsReportedOnceItIsKnown) {
   const Layer layer(320, 6);
   Sequence sequence = Must(cache_.CreateSequence());

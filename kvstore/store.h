@@ -74,6 +74,7 @@
 #include "kvstore/cache_events.h"
 #include "kvstore/local_session.h"
 #include "kvstore/model.h"
+#include "kvstore/selected_pages.h"
 #include "kvstore/values.h"
 
 namespace pqcached::kvstore {
@@ -357,6 +358,10 @@ class Store {
   // or exact ones (flat); selection.group_rule joins the heads of a kv head.
   virtual absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const Selection& selection) = 0;
+  // Returns the pages with the best tokens for a query (read/token_pages.h).
+  virtual absl::StatusOr<SelectedPages> TopPages(std::string_view tenant, uint64_t sequence_id,
+                                                 const Query& query, const Selection& selection,
+                                                 const PageTerms& terms) = 0;
   // Returns the logits of the tokens of a range under an index, for a query of one token;
   // query_position has no effect.
   virtual absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id,

@@ -21,6 +21,7 @@
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/read/selection.h"
+#include "kvstore/read/token_pages.h"
 #include "pqcached/cache_events.h"
 #include "pqcached/client.h"
 
@@ -110,6 +111,16 @@ struct TopKItem {
   QueryView query;
   const kvstore::Selection* selection = nullptr;
   pqc_positions* out = nullptr;
+};
+
+// One item of a TopPages batch. `out` has room for lists of `length` pages, which the caller has
+// planned (kvstore::PlanPages). Since version 14.
+struct TopPagesItem {
+  QueryView query;
+  const kvstore::Selection* selection = nullptr;
+  kvstore::PageTerms terms;
+  kvstore::PageLists out;
+  uint32_t length = 0;
 };
 
 // One item of an Attend batch. Exactly one of `selection` and `positions` is set; `out` has room.
@@ -310,6 +321,9 @@ class Remote {
   // Since version 14: returns PQC_UNAVAILABLE at once while no worker is known to serve the
   // session; the connection to the next one is made in the background. No RPC.
   virtual pqc_status CheckConnected(RefusalBuffer* error) noexcept = 0;
+  // Since version 14: selects pages, which are not padded. PQC_UNIMPLEMENTED with an older sidecar.
+  virtual pqc_status TopPages(const TopPagesItem* items, uint32_t item_count,
+                              RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

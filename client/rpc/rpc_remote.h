@@ -62,6 +62,8 @@ class RpcRemote final : public Remote {
   pqc_status FindSequence(uint64_t cache_id, uint64_t sequence_id, uint64_t* token_count,
                           pqc_index* live_index, RefusalBuffer* error) noexcept override;
   pqc_status CheckConnected(RefusalBuffer* error) noexcept override;
+  pqc_status TopPages(const TopPagesItem* items, uint32_t item_count,
+                      RefusalBuffer* error) noexcept override;
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
                    pqc_admission* admission, RefusalBuffer* error) noexcept override;
   pqc_status AdmitIndexed(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
@@ -161,6 +163,7 @@ class RpcRemote final : public Remote {
                          v1::ScoreResponse* response);
   grpc::Status TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                         bool* too_small);
+  grpc::Status TopPagesPart(const TopPagesItem* items, uint32_t item_count, Deadline deadline);
   grpc::Status AttendRangePart(const AttendRangeItem* parts, uint32_t part_count,
                                Deadline deadline);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,

@@ -25,6 +25,8 @@ namespace {
 // A poll takes an answer that is not older than this for what the sidecar knows now.
 constexpr std::chrono::seconds kAnswerIsRecent(1);
 
+constexpr uint32_t kTopPagesVersion = 14;  // of Remote
+
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
     const pqc_status status = WaitReady(*call.step, *call.selection, nullptr, &call.step->items[i]);
@@ -193,12 +195,34 @@ class RemoteReads final : public ReadBackend {
 
   pqc_status StepTopPages(const LayerCall& call) override {
     RETURN_IF_ERROR(WaitAllStored(call));
+    if (client_.remote_version < kTopPagesVersion) {
+      return Fail(PQC_UNIMPLEMENTED, "",
+                  "libpqcached_rpc is older than pages on the remote path; install the library of "
+                  "the client's release");
+    }
+    std::vector<QueryPart> parts;
+    std::vector<TopPagesItem> selects;
     for (size_t i = 0; i < call.step->items.size(); ++i) {
       StepItem& item = call.step->items[i];
-      const pqc_status status = TopPages(call, item, call.pages->ListsOf(i));
-      if (status != PQC_OK) return PrefixItem(i, status);
+      kvstore::PageScratch& scratch = (*item.scratch)->pages;  // with the plan of this call
+      if (scratch.plan.takes_all()) {
+        ListPlannedPages(call, i, &scratch);
+        continue;
+      }
+      parts.push_back({.item = i, .number = 0, .selections = 1, .query = QueryOf(call, item)});
+      selects.push_back({.query = parts.back().query,
+                         .selection = call.selection,
+                         .terms = call.pages->terms,
+                         .out = call.pages->ListsOf(i),
+                         .length = scratch.plan.length()});
     }
-    return PQC_OK;
+    if (selects.empty()) return PQC_OK;
+    return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
+      const pqc_status status =
+          remote().TopPages(selects.data(), static_cast<uint32_t>(selects.size()), error);
+      if (status != PQC_OK) RenumberItem(parts, error);
+      return status;
+    });
   }
 
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
@@ -336,56 +360,14 @@ class RemoteReads final : public ReadBackend {
     return PQC_OK;
   }
 
-  pqc_status TopPages(const LayerCall& call, StepItem& item, const kvstore::PageLists& out) {
-    RETURN_IF_ERROR(PlanItemPages(call, item));
-    kvstore::ReadScratch& scratch = **item.scratch;
-    if (!scratch.pages.plan.takes_all()) RETURN_IF_ERROR(ScoreCandidates(call, item));
+  // Writes the lists of an item whose selection takes all pages, which needs no scores.
+  static void ListPlannedPages(const LayerCall& call, size_t i, kvstore::PageScratch* scratch) {
     kvstore::SelectPages(kernels::Exec{},
                          {.kv_heads = call.shape.kv_heads,
-                          .group_size = call.shape.group_size() * item.query_length,
-                          .rule = call.selection->group_rule,
                           .terms = call.pages->terms,
-                          .candidates = scratch.resolved.candidates,
-                          .logits = scratch.pages.logits},
-                         kvstore::SerialFor(), &scratch.pages, out);
-    return PQC_OK;
-  }
-
-  // Collects the logits of an item's candidates in its scratch, as SelectPages reads them.
-  pqc_status ScoreCandidates(const LayerCall& call, StepItem& item) {
-    kvstore::ReadScratch& scratch = **item.scratch;
-    const uint32_t group = call.shape.group_size(), length = item.query_length;
-    kvstore::ResizeWithRoom(
-        size_t{call.shape.query_heads} * length * scratch.resolved.candidate_count,
-        &scratch.pages.logits);
-    std::vector<float> answer;
-    float* to = scratch.pages.logits.data();
-    for (const kvstore::PositionRange& range : scratch.resolved.candidates) {
-      const size_t tokens = range.end - range.begin;
-      answer.resize(call.shape.query_heads * tokens);
-      for (uint32_t token = 0; token < length; ++token) {
-        RETURN_IF_ERROR(ScoreToken(call, item, token, range, answer.data()));
-        for (uint32_t head = 0; head < call.shape.query_heads; ++head) {
-          // Rows are [kv_heads, query_length, group_size].
-          const size_t row = size_t{head / group * length + token} * group + head % group;
-          std::copy_n(&answer[head * tokens], tokens, to + row * tokens);
-        }
-      }
-      to += size_t{call.shape.query_heads} * length * tokens;
-    }
-    return PQC_OK;
-  }
-
-  pqc_status ScoreToken(const LayerCall& call, const StepItem& item, uint32_t token,
-                        const kvstore::PositionRange& range, float* logits) {
-    const QueryView query = TokenQueryOf(call, item, token);
-    return UntilIndexed(
-        *call.step,
-        [&](RefusalBuffer* error) {
-          return remote().Score(query, call.selection->index, {range.begin, range.end},
-                                {.logits = logits}, error);
-        },
-        {{"items[0].query", ""}, {"items[0].index", "selection.index"}, {"items[0]", ""}});
+                          .candidates = {},
+                          .logits = {}},
+                         kvstore::SerialFor(), scratch, call.pages->ListsOf(i));
   }
 
   ClientState& client_;

@@ -195,6 +195,28 @@ absl::StatusOr<Selected> TopK(const Reading& reading, const Query& query,
   return selected;
 }
 
+absl::StatusOr<SelectedPages> TopPages(const Reading& reading, const Query& query,
+                                       const Selection& selection, const PageTerms& terms) {
+  ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query));
+  const LayerShape& shape = checked.layer.shape;
+  const Selection in_layer = TermsOf(shape.kind, selection);
+  const ResolvedSelection resolved =
+      Resolve(in_layer, checked.query.query_position, checked.layer.token_count);
+  RETURN_IF_ERROR(ToStatus(resolved.refusal));
+  PagePlan plan;
+  PlanPages(in_layer, resolved, {checked.query.query_position, checked.query.query_length}, terms,
+            &plan);
+  SelectedPages selected{.kv_heads = shape.kv_heads,
+                         .list_count = ListCount(terms, shape.kv_heads),
+                         .length = plan.length(),
+                         .pages = {}};
+  selected.pages.resize(size_t{selected.list_count} * selected.length);
+  SnapshotReader reader(reading);
+  RETURN_IF_ERROR(ToStatus(
+      reader->TopPages(checked.query, selection, terms, {selected.pages.data(), selected.length})));
+  return selected;
+}
+
 absl::StatusOr<Scores> Score(const Reading& reading, const Query& query,
                              const IndexDescriptor& index, TokenRange tokens) {
   ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query));

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "kvstore/selected_pages.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/sequence/sequence.h"
 
@@ -24,6 +25,8 @@ struct Reading {
 
 absl::StatusOr<Selected> TopK(const Reading& reading, const Query& query,
                               const Selection& selection);
+absl::StatusOr<SelectedPages> TopPages(const Reading& reading, const Query& query,
+                                       const Selection& selection, const PageTerms& terms);
 absl::StatusOr<Scores> Score(const Reading& reading, const Query& query,
                              const IndexDescriptor& index, TokenRange tokens);
 absl::StatusOr<Rows> FetchBlocks(const Reading& reading, uint32_t layer, TokenRange tokens,

@@ -197,6 +197,13 @@ absl::StatusOr<Selected> StoreImpl::TopK(std::string_view tenant, uint64_t seque
   return kvstore::TopK(reading, query, selection);
 }
 
+absl::StatusOr<SelectedPages> StoreImpl::TopPages(std::string_view tenant, uint64_t sequence_id,
+                                                  const Query& query, const Selection& selection,
+                                                  const PageTerms& terms) {
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return kvstore::TopPages(reading, query, selection, terms);
+}
+
 absl::StatusOr<Scores> StoreImpl::Score(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const IndexDescriptor& index,
                                         TokenRange tokens) {

@@ -78,6 +78,9 @@ class StoreImpl final : public Store {
                           const std::function<bool(const BuildProgress&)>& progress) override;
   absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,
                                 const Selection& selection) override;
+  absl::StatusOr<SelectedPages> TopPages(std::string_view tenant, uint64_t sequence_id,
+                                         const Query& query, const Selection& selection,
+                                         const PageTerms& terms) override;
   absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
                                const IndexDescriptor& index, TokenRange tokens) override;
   absl::StatusOr<Rows> FetchBlocks(std::string_view tenant, uint64_t sequence_id, uint32_t layer,

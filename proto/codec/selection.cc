@@ -1,5 +1,6 @@
 #include "proto/codec/selection.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -17,6 +18,10 @@ constexpr std::pair<GroupRule, v1::GroupRule> kGroupRules[] = {
     {GroupRule::kMeanLogit, v1::GROUP_RULE_MEAN_LOGIT},
     {GroupRule::kMaxLogit, v1::GROUP_RULE_MAX_LOGIT},
 };
+
+static_assert(static_cast<int>(kvstore::HeadRule::kEach) + 1 == v1::HEAD_RULE_EACH);
+static_assert(static_cast<int>(kvstore::HeadRule::kMax) + 1 == v1::HEAD_RULE_MAX);
+static_assert(static_cast<int>(kvstore::HeadRule::kSum) + 1 == v1::HEAD_RULE_SUM);
 
 Refusal Refuse(StatusCode code, std::string field, std::string text) {
   return {.code = code, .field = std::move(field), .text = std::move(text)};
@@ -139,6 +144,31 @@ Refusal Decode(const v1::Selection& message, const std::string& field,
   }
   RETURN_IF_ERROR(DecodeExcluded(message, field + ".excluded", &selection->excluded));
   return DecodeBudget(message, field, selection);
+}
+
+void Encode(const kvstore::PageTerms& terms, v1::PageTerms* message) {
+  message->set_page_tokens(terms.page_tokens);
+  message->set_heads(static_cast<v1::HeadRule>(static_cast<int>(terms.heads) + 1));
+  message->set_with_sink(terms.with_sink);
+  message->set_with_window(terms.with_window);
+}
+
+Refusal Decode(const v1::PageTerms& message, const std::string& field, kvstore::PageTerms* terms) {
+  const uint32_t tokens = message.page_tokens();
+  if (tokens != 16 && tokens != 32 && tokens != 64) {
+    return Refuse(StatusCode::kInvalidArgument, field + ".page_tokens",
+                  std::to_string(tokens) + ", must be 16, 32 or 64");
+  }
+  const int heads = message.heads();
+  if (heads < v1::HEAD_RULE_UNSPECIFIED || heads > v1::HEAD_RULE_SUM) {
+    return Refuse(StatusCode::kInvalidArgument, field + ".heads",
+                  std::to_string(heads) + ", must be a HeadRule");
+  }
+  *terms = {.page_tokens = tokens,
+            .heads = static_cast<kvstore::HeadRule>(std::max(heads, 1) - 1),
+            .with_sink = message.with_sink(),
+            .with_window = message.with_window()};
+  return {};
 }
 
 }  // namespace pqcached::codec

@@ -10,6 +10,8 @@
 
 #include "kvstore/read/refusal.h"
 #include "kvstore/read/selection.h"
+#include "kvstore/read/token_pages.h"
+#include "pqcached/v1/kv_cache.pb.h"
 #include "pqcached/v1/types.pb.h"
 
 namespace pqcached::codec {
@@ -23,6 +25,13 @@ void Encode(const kvstore::Selection& selection, v1::Selection* message);
 // Errors: kInvalidArgument (a field and its limit), kUnimplemented (a field of later versions)
 kvstore::Refusal Decode(const v1::Selection& message, const std::string& field,
                         kvstore::Selection* selection);
+
+void Encode(const kvstore::PageTerms& terms, v1::PageTerms* message);
+// Decodes the terms of a selection of pages.
+//
+// Errors: kInvalidArgument (a field and its limit)
+kvstore::Refusal Decode(const v1::PageTerms& message, const std::string& field,
+                        kvstore::PageTerms* terms);
 
 // Decodes a number of tokens or a position.
 //

@@ -48,21 +48,36 @@ absl::StatusOr<kvstore::Selection> QueryHandlers::ResolveSelection(const Caller&
   return result;
 }
 
+absl::Status QueryHandlers::TopKOne(const Caller& caller, const v1::TopKItem& item,
+                                    const std::string& field, v1::Selected* message) {
+  ASSIGN_OR_RETURN(const kvstore::Query query,
+                   QueryOf(item.query(), field + ".query", max_message_bytes_));
+  const uint64_t sequence_id = item.query().sequence_id();
+  ASSIGN_OR_RETURN(const kvstore::Selection selection,
+                   ResolveSelection(caller, sequence_id, item.selection(), field));
+  const std::string& tenant = caller.session.tenant;
+  if (item.has_pages()) {
+    kvstore::PageTerms terms;
+    RETURN_IF_ERROR(kvstore::ToStatus(codec::Decode(item.pages(), field + ".pages", &terms)));
+    const absl::StatusOr<kvstore::SelectedPages> pages =
+        store_.TopPages(tenant, sequence_id, query, selection, terms);
+    if (!pages.ok()) return PrefixItem(field, pages.status());
+    ToWire(*pages, message);
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<kvstore::Selected> selected =
+      store_.TopK(tenant, sequence_id, query, selection);
+  if (!selected.ok()) return PrefixItem(field, selected.status());
+  ToWire(*selected, message);
+  return absl::OkStatus();
+}
+
 absl::Status QueryHandlers::TopK(const Caller& caller, const v1::TopKRequest& request,
                                  v1::TopKResponse* response) {
   RETURN_IF_ERROR(CheckCount("items", request.items_size(), kMaxBatchItems));
   for (int i = 0; i < request.items_size(); ++i) {
     RETURN_IF_ERROR(caller.Check());
-    const v1::TopKItem& item = request.items(i);
-    ASSIGN_OR_RETURN(const kvstore::Query query,
-                     QueryOf(item.query(), Item(i) + ".query", max_message_bytes_));
-    const uint64_t sequence_id = item.query().sequence_id();
-    ASSIGN_OR_RETURN(const kvstore::Selection selection,
-                     ResolveSelection(caller, sequence_id, item.selection(), Item(i)));
-    const absl::StatusOr<kvstore::Selected> selected =
-        store_.TopK(caller.session.tenant, sequence_id, query, selection);
-    if (!selected.ok()) return PrefixItem(Item(i), selected.status());
-    ToWire(*selected, response->add_items());
+    RETURN_IF_ERROR(TopKOne(caller, request.items(i), Item(i), response->add_items()));
     RETURN_IF_ERROR(CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_));
   }
   return absl::OkStatus();

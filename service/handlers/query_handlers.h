@@ -46,6 +46,8 @@ class QueryHandlers {
   absl::StatusOr<kvstore::Selection> ResolveSelection(const Caller& caller, uint64_t sequence_id,
                                                       const v1::Selection& selection,
                                                       const std::string& item);
+  absl::Status TopKOne(const Caller& caller, const v1::TopKItem& item, const std::string& field,
+                       v1::Selected* message);
   absl::Status AttendOne(const Caller& caller, const v1::AttendItem& item, const std::string& field,
                          v1::Attention* message);
   absl::Status AttendRangeOne(const Caller& caller, const v1::AttendRangeItem& item,

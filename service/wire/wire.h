@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvstore/local_session.h"
+#include "kvstore/selected_pages.h"
 #include "kvstore/values.h"
 #include "pqcached/v1/admin.pb.h"
 #include "pqcached/v1/kv_cache.pb.h"
@@ -68,6 +69,7 @@ absl::Status CheckResponseBytes(uint64_t bytes, uint64_t max_message_bytes);
 
 void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec);
 void ToWire(const kvstore::Selected& selected, v1::Selected* message);
+void ToWire(const kvstore::SelectedPages& selected, v1::Selected* message);
 void ToWire(const kvstore::Scores& scores, v1::Scores* message);
 // `query_shape`: [query_length, query_heads, ...].
 void ToWire(const kvstore::Attention& attention, const std::vector<uint64_t>& query_shape,

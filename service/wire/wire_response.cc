@@ -87,6 +87,14 @@ void ToWire(const kvstore::Selected& selected, v1::Selected* message) {
   message->set_window_tokens(selected.window_tokens);
 }
 
+void ToWire(const kvstore::SelectedPages& selected, v1::Selected* message) {
+  message->set_kv_heads(selected.kv_heads);
+  v1::PageLists* lists = message->mutable_pages();
+  lists->set_list_count(selected.list_count);
+  lists->set_length(selected.length);
+  lists->mutable_pages()->Add(selected.pages.begin(), selected.pages.end());
+}
+
 void ToWire(const kvstore::Scores& scores, v1::Scores* message) {
   const size_t heads = scores.max.size();
   const size_t tokens = heads == 0 ? 0 : scores.logits.size() / heads;

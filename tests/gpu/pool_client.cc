@@ -135,6 +135,9 @@ class PoolRemote final : public Remote {
   }
   void EndWatch(uint64_t) noexcept override {}
   pqc_status CheckConnected(RefusalBuffer*) noexcept override { return PQC_OK; }
+  pqc_status TopPages(const TopPagesItem*, uint32_t, RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status FindSequence(uint64_t, uint64_t, uint64_t*, pqc_index*,
                           RefusalBuffer* error) noexcept override {
     return Not(error);

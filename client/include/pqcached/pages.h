@@ -72,13 +72,14 @@ typedef struct pqc_step_pages {
  * are in every list, count towards its length and not towards the budget, and are not selected
  * again. A page whose sink, window and candidate tokens are all excluded is in no list.
  *
- * On the local path in this process. On the remote path the logits of all candidates travel, by
- * rpcs Score: for tests and small contexts.
+ * On the local path in this process. On the remote path one RPC selects in the sidecar for up to
+ * 256 items, and its answer has only the lists.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries, selection, options.page_tokens, options.heads,
  *                                  out.lengths
  *         PQC_UNIMPLEMENTED        options.flags: unknown ones; a step with
- *                                  PQC_STEP_SELECT_PER_TOKEN
+ *                                  PQC_STEP_SELECT_PER_TOKEN; on the remote path a sidecar or
+ *                                  libpqcached_rpc of an earlier release
  *         PQC_OUT_OF_RANGE         out.capacity; *out says how much is needed
  *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for;
  *                                  no such index

@@ -359,6 +359,9 @@ class StoreRemote final : public Remote {
   pqc_status CheckConnected(RefusalBuffer* error) noexcept override {
     return Not("CheckConnected", error);
   }
+  pqc_status TopPages(const TopPagesItem*, uint32_t, RefusalBuffer* error) noexcept override {
+    return Not("TopPages", error);
+  }
   pqc_status Attach(uint64_t, const LeaseView&, uint64_t*, uint32_t*, const ImageSink&,
                     RefusalBuffer* error) noexcept override {
     return Not("Attach", error);

@@ -131,6 +131,19 @@ TEST(FailureTest, AnOlderSidecarDoesNotReportTheLiveIndexThatAnAttachmentNeeds) 
   EXPECT_EQ(attached.status().code(), PQC_UNIMPLEMENTED) << attached.status().ToString();
 }
 
+TEST(FailureTest, AnOlderSidecarDoesNotSelectPages) {
+  Fixture fixture("good");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  const StepItem items[] = {{&fixture.sequence(), 76}};
+  const Selection selection{.index = Index::Flat(), .window_tokens = 1, .ratio = 0.5};
+  Result<Step> step = fixture.client().BeginStep(items, &selection);
+  ASSERT_TRUE(step.ok()) << step.status().ToString();
+  const std::vector<float> queries(kQueryHeads * kDim, 0.5f);
+  const Result<Step::Pages> pages =
+      step->TopKPages(0, {queries, {1, kQueryHeads, kDim}}, {.page_tokens = 16});
+  EXPECT_EQ(pages.status().code(), PQC_UNIMPLEMENTED) << pages.status().ToString();
+}
+
 TEST(FailureTest, HeartbeatsAreAnsweredAndClosingEndsTheSession) {
   Fixture fixture("good");
   EXPECT_TRUE(fixture.sidecar().WaitForLine("heartbeat"));

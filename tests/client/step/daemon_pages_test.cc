@@ -152,8 +152,12 @@ TEST_P(DaemonPagesTest, PagesAreThoseWithTheBestCandidates) {
                 .heads = heads,
                 .flags = ends ? uint64_t{PQC_PAGES_WITH_SINK | PQC_PAGES_WITH_WINDOW} : 0};
             Step step = Must(client_.BeginStep(items, &selection));
+            const uint64_t before = Must(client_.Count()).rpcs;
             const Step::Pages pages = Must(
                 step.TopKPages(0, {queries, {4, Layer::kQueryHeads, Layer::kKeyDim}}, options));
+            // All items in one RPC, and none where no score is needed.
+            const bool is_remote = GetParam() == PQC_PATH_ONLY_REMOTE;
+            ASSERT_EQ(Must(client_.Count()).rpcs - before, is_remote && tokens != 10'000 ? 1 : 0);
             ASSERT_EQ(pages.list_count, heads == PQC_HEADS_EACH ? Layer::kKvHeads : 1);
             ASSERT_EQ(pages.capacity, std::max(pages.lengths[0], pages.lengths[1]));
             const size_t size = size_t{pages.list_count} * pages.capacity;

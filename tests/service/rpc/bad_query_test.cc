@@ -161,6 +161,18 @@ TEST_F(BadInputTest, QueriesThatCannotBe) {
   v1::TopKResponse response;
   Check("no items", client_->kv().TopK(client_->Context().get(), empty, &response), invalid,
         "items");
+  v1::TopKRequest pages;
+  *pages.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
+  *pages.mutable_items(0)->mutable_selection() = TokenCountSelection(Pq(4, 4), 4, 16, 20);
+  for (const uint32_t page_tokens : {0u, 8u, 65u}) {
+    pages.mutable_items(0)->mutable_pages()->set_page_tokens(page_tokens);
+    Check("page tokens", client_->kv().TopK(client_->Context().get(), pages, &response), invalid,
+          "items[0].pages.page_tokens");
+  }
+  pages.mutable_items(0)->mutable_pages()->set_page_tokens(16);
+  pages.mutable_items(0)->mutable_pages()->set_heads(static_cast<v1::HeadRule>(4));
+  Check("head rule", client_->kv().TopK(client_->Context().get(), pages, &response), invalid,
+        "items[0].pages.heads");
   v1::AttendRequest attend;
   *attend.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
   v1::AttendResponse attention;

@@ -184,6 +184,12 @@ class HookedStore final : public kvstore::Store {
     hooks_.before_top_k();
     return store_->TopK(tenant, sequence_id, query, selection);
   }
+  absl::StatusOr<kvstore::SelectedPages> TopPages(std::string_view tenant, uint64_t sequence_id,
+                                                  const kvstore::Query& query,
+                                                  const kvstore::Selection& selection,
+                                                  const kvstore::PageTerms& terms) override {
+    return store_->TopPages(tenant, sequence_id, query, selection, terms);
+  }
   absl::StatusOr<kvstore::Scores> Score(std::string_view tenant, uint64_t sequence_id,
                                         const kvstore::Query& query,
                                         const kvstore::IndexDescriptor& index,

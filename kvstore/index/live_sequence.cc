@@ -17,6 +17,8 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr uint32_t kMaxLiveIterations = 10;
+// The first codebook of a layer is trained ahead from 1/8 of a segment on; fewer rows take no time.
+constexpr uint32_t kAheadParts = 8;
 constexpr absl::Duration kWriterWait = absl::Milliseconds(2);
 
 // Returns the end position (exclusive) of the tokens of a layer in this entry when all of them are
@@ -127,9 +129,10 @@ absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
   auto worked = Recode(snapshot);
   if (!worked.ok() || *worked) return worked;
   worked = Merge(snapshot);
+  if (!worked.ok() || *worked) return worked;
   // Before the end of the prefill, segments may still have to be recoded.
-  if (!worked.ok() || *worked || !snapshot.list->prefill_closed) return worked;
-  return ShrinkSegment(*cache_, *sequence_, snapshot);
+  return snapshot.list->prefill_closed ? ShrinkSegment(*cache_, *sequence_, snapshot)
+                                       : TrainAhead(snapshot);
 }
 
 LayerTraining LiveSequence::Training(uint32_t layer_slot,
@@ -202,8 +205,9 @@ absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& pla
   return absl::OkStatus();
 }
 
-absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& place) {
-  LayerState& state = layers_[place.layer_slot];
+absl::StatusOr<std::shared_ptr<const Codebook>> LiveSequence::Train(const Snapshot& snapshot,
+                                                                    const Place& place) {
+  const LayerState& state = layers_[place.layer_slot];
   std::vector<SegmentTokens> segments;
   for (const SegmentEntry& entry : snapshot.list->segments) {
     const uint32_t begin = entry.rows->first_position();
@@ -221,12 +225,63 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
   if (state.generation_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
   TrainLayer(*cache_, training, *codebook);
   if (!go_on_()) return Cancelled("the training was given up");
-  RETURN_IF_ERROR(CodeAndPublish(place, codebook));
   ++next_generation_;
+  return codebook;
+}
+
+absl::StatusOr<std::shared_ptr<const Codebook>> LiveSequence::TakeOrTrain(const Snapshot& snapshot,
+                                                                          const Place& place) {
+  LayerState& state = layers_[place.layer_slot];
+  const Ahead ahead = std::exchange(state.ahead, {});
+  const bool fits = state.codebook == nullptr && ahead.codebook != nullptr &&
+                    ahead.segment_id == place.entry->rows->segment_id() &&
+                    ahead.token_end == place.token_end;
+  if (fits) return ahead.codebook;
+  return Train(snapshot, place);
+}
+
+absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& place) {
+  LayerState& state = layers_[place.layer_slot];
+  ASSIGN_OR_RETURN(std::shared_ptr<const Codebook> codebook, TakeOrTrain(snapshot, place));
+  RETURN_IF_ERROR(CodeAndPublish(place, codebook));
   state.codebook = std::move(codebook);
   state.trained_end = place.token_end;
   state.recode_segment_ids.push_back(place.entry->rows->segment_id());
   return absl::OkStatus();
+}
+
+LiveSequence::Place LiveSequence::AheadPlace(const Snapshot& snapshot, uint32_t layer_slot) const {
+  const SegmentList& list = *snapshot.list;
+  if (list.prefill_closed || list.segments.size() != 1 || !list.has_active_segment()) return {};
+  const SegmentEntry& entry = list.segments.front();
+  const LayerState& state = layers_[layer_slot];
+  if (IsTail(entry) || !HasIndex(layer_slot) || state.codebook != nullptr) return {};
+  const Place place{&entry, layer_slot, snapshot.layer_tokens[layer_slot]};
+  const uint32_t tokens = place.token_end - std::min(place.token_end, place.begin());
+  if (tokens < cache_->segmenting.segment_tokens / kAheadParts) return {};
+  // A truncation has the rows that follow written in another segment.
+  const bool has_ahead = state.ahead.segment_id == entry.rows->segment_id() &&
+                         state.ahead.token_end <= place.token_end &&
+                         state.ahead.codebook != nullptr;
+  const uint32_t trained = has_ahead ? state.ahead.token_end - place.begin() : 0;
+  return tokens < 2 * trained ? Place{} : place;
+}
+
+absl::StatusOr<bool> LiveSequence::TrainAhead(const Snapshot& snapshot) {
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    const Place place = AheadPlace(snapshot, slot);
+    if (place.entry == nullptr) continue;
+    LayerState& state = layers_[slot];
+    state.generation_begin = place.begin();
+    state.ahead = {};  // its memory is free for the next one
+    auto codebook = Train(snapshot, place);
+    // The end of the prefill trains it, or reports that the pool is full.
+    if (absl::IsResourceExhausted(codebook.status())) return false;
+    if (!codebook.ok()) return codebook.status();
+    state.ahead = {*std::move(codebook), place.entry->rows->segment_id(), place.token_end};
+    return true;
+  }
+  return false;
 }
 
 void LiveSequence::FinishGeneration(uint32_t layer_slot) {
@@ -365,7 +420,8 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
                      .trained_end = run.back().token_end,
                      .mature = false,
                      .done_end = layers_[slot].done_end,
-                     .recode_segment_ids = {}};
+                     .recode_segment_ids = {},
+                     .ahead = {}};
   }
   ++next_generation_;
   return true;

@@ -11,6 +11,12 @@
 //   drifted keys                keys that have drifted away from the generation's codebook begin a
 //                               new generation, however young the current one is
 //   decode, coded on arrival    the codes stay, as long as the keys do not drift
+// A prompt below one segment is indexed when its prefill is closed. Its first codebooks are trained
+// *ahead*, from the rows that have arrived, layer by layer while the next layers are computed. Such
+// a codebook is used only when no row has followed: rows, seed and iterations are then those of the
+// training that it replaces, so that an index never depends on how its rows arrived. A layer is
+// trained ahead again when its rows have doubled: a prompt in many chunks is trained at most twice
+// as much, and then its last chunks wait for the end of the prefill.
 // *Decode segments* (tail_tokens slots at most, filled by Append) are merged: each run of
 // merge_segments of them becomes one segment. When the prefill has ended, segments lose their
 // unused slots (shrink.h).
@@ -50,6 +56,12 @@ class LiveSequence {
   absl::StatusOr<bool> Step(Purpose purpose, const std::function<bool()>& keep_going);
 
  private:
+  // Codebook that is not published, of the first tokens of a segment.
+  struct Ahead {
+    std::shared_ptr<const Codebook> codebook;  // null: none
+    uint64_t segment_id = 0;
+    uint32_t token_end = 0;
+  };
   struct LayerState {
     std::shared_ptr<const Codebook> codebook;  // the newest one; null: none yet
     uint32_t generation_begin = 0;
@@ -58,6 +70,7 @@ class LiveSequence {
     uint32_t done_end = 0;     // end position (exclusive) of the indexed tokens
     std::vector<uint64_t>
         recode_segment_ids;  // segments of the generation that have earlier codebooks
+    Ahead ahead;
   };
   // Final tokens of one layer and segment.
   struct Place {
@@ -81,6 +94,16 @@ class LiveSequence {
   absl::StatusOr<bool> StepForDecode(const Snapshot& snapshot);
   absl::StatusOr<bool> StepForUpkeep(const Snapshot& snapshot);
   absl::Status IndexPlace(const Snapshot& snapshot, const Place& place);
+  // Trains the first codebook of a layer ahead. Returns false when there is none to train.
+  absl::StatusOr<bool> TrainAhead(const Snapshot& snapshot);
+  // Returns where TrainAhead may train: the only segment, while prefill rows may follow in it.
+  Place AheadPlace(const Snapshot& snapshot, uint32_t layer_slot) const;
+  // Trains a codebook on the generation so far, with the place's tokens.
+  absl::StatusOr<std::shared_ptr<const Codebook>> Train(const Snapshot& snapshot,
+                                                        const Place& place);
+  // Takes the codebook that was trained ahead on exactly the place's tokens, or trains one.
+  absl::StatusOr<std::shared_ptr<const Codebook>> TakeOrTrain(const Snapshot& snapshot,
+                                                              const Place& place);
   // Trains a codebook on the generation so far and codes the place with it.
   absl::Status TrainAndCode(const Snapshot& snapshot, const Place& place);
   void FinishGeneration(uint32_t layer_slot);

@@ -99,6 +99,54 @@ TEST(LiveIndex, TheFirstTokenBehindAPrefillClosesItAndItIsIndexed) {
   ExpectSelects(sequence);
 }
 
+// The codebooks of the two indexed layers have successive generations. Those of a training ahead are
+// used when no row has followed; a layer that has grown by less than its rows is not trained again.
+TEST(LiveIndex, APromptBelowASegmentIsTrainedWhileItsPrefillIsOpen) {
+  struct Case {
+    std::vector<uint32_t> chunks;
+    uint32_t first_generation;  // of those that code the prompt
+  };
+  for (const Case& each : {Case{{20}, 0},       // too short: trained at the end
+                           Case{{200}, 0},      // trained ahead
+                           Case{{80, 120}, 2},  // trained ahead twice
+                           Case{{80, 40}, 2},   // trained ahead on 80, and at the end
+                           Case{{80, 120, 20}, 4}}) {
+    SCOPED_TRACE(each.chunks.size() * 1000 + each.chunks.back());
+    TestSequence sequence(SmallSpec(), LiveOptions());
+    sequence.NewSequence(Live());
+    for (const uint32_t tokens : each.chunks) {
+      Add(sequence, tokens, 0, 1, /*append=*/false);
+      WaitIdle(sequence.store());
+      for (const LayerInfo& layer : Describe(sequence).layers) {
+        EXPECT_NE(layer.index_states.empty() ? LayerState::kFilled : layer.index_states.front(),
+                  LayerState::kReady);
+      }
+    }
+    ASSERT_TRUE(sequence.store().ClosePrefill(kTenant, sequence.id()).ok());
+    WaitIdle(sequence.store());
+    EXPECT_EQ(Generations(Describe(sequence)).front(), each.first_generation);
+    ExpectCoded(sequence);
+    if (sequence.tokens() > 100) ExpectSelects(sequence);
+    sequence.ExpectRowsMatch();
+  }
+}
+
+// Rows that a truncation has replaced are not those that the codebook was trained on.
+TEST(LiveIndex, ATruncationVoidsWhatWasTrainedAhead) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.NewSequence(Live());
+  Add(sequence, 200, 0, 1, /*append=*/false);
+  WaitIdle(sequence.store());
+  sequence.Truncate(100);
+  Add(sequence, 100, 8, 1, /*append=*/false);
+  ASSERT_TRUE(sequence.store().ClosePrefill(kTenant, sequence.id()).ok());
+  WaitIdle(sequence.store());
+  EXPECT_GE(Generations(Describe(sequence)).front(), 2u);
+  ExpectCoded(sequence);
+  ExpectSelects(sequence);
+  sequence.ExpectRowsMatch();
+}
+
 TEST(LiveIndex, WithoutItAnAppendLeavesThePrefillOpen) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.Ingest(60);

@@ -129,6 +129,23 @@ absl::Status CheckRank(const CacheSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckQuota(const CacheSpec& spec) {
+  if (spec.capacity_bytes == 0 || spec.quota_bytes <= spec.capacity_bytes) return absl::OkStatus();
+  return InvalidArgument(
+      "quota_bytes",
+      absl::StrCat(spec.quota_bytes, ", must be at most capacity_bytes, ", spec.capacity_bytes));
+}
+
+// Checks that a page cache has nothing of a cache of rows.
+absl::Status CheckHasNoRows(const CacheSpec& spec) {
+  if (!spec.groups.empty()) return InvalidArgument("layer_groups", "a page cache has none");
+  if (!spec.model_fingerprint.empty()) {
+    return InvalidArgument("model_fingerprint", "a page cache has none");
+  }
+  if (spec.rank == Rank{}) return absl::OkStatus();
+  return InvalidArgument("rank", "a page cache has none");
+}
+
 }  // namespace
 
 uint32_t LayerGroup::row_bytes() const {
@@ -143,17 +160,14 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
     return OutOfLimits("name", spec.name.size(), 1, kMaxNameBytes, " bytes");
   }
+  RETURN_IF_ERROR(CheckQuota(spec));
+  if (spec.kind == CacheKind::kPages) return CheckHasNoRows(spec);
   if (spec.model_fingerprint.empty() || spec.model_fingerprint.size() > kMaxFingerprintBytes) {
     return OutOfLimits("model_fingerprint", spec.model_fingerprint.size(), 1, kMaxFingerprintBytes,
                        " bytes");
   }
   if (spec.groups.empty() || spec.groups.size() > kMaxGroups) {
     return OutOfLimits("layer_groups", spec.groups.size(), 1, kMaxGroups, " groups");
-  }
-  if (spec.quota_bytes > spec.capacity_bytes && spec.capacity_bytes > 0) {
-    return InvalidArgument(
-        "quota_bytes",
-        absl::StrCat(spec.quota_bytes, ", must be at most capacity_bytes, ", spec.capacity_bytes));
   }
   std::set<uint32_t> seen;
   bool stores_rows = false;

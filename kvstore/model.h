@@ -68,6 +68,10 @@ struct Rank {
   friend bool operator==(const Rank&, const Rank&) = default;
 };
 
+// What a cache holds: rows of sequences, or pages under keys (pages/keyed_pages.h).
+enum class CacheKind : uint8_t { kRows = 0, kPages = 1 };
+
+// Of a page cache, only name, capacity_bytes and quota_bytes are set, besides `kind`.
 struct CacheSpec {
   std::string name;  // 1..128 bytes
   // 1..256 bytes; identifies everything that changes K and V: weights revision, RoPE scaling,
@@ -82,6 +86,7 @@ struct CacheSpec {
   size_t quota_bytes = 0;  // limit of the bytes in use, at most capacity_bytes; 0 = capacity_bytes
   // The capacity was 0, and the store has set it to the most that the pool may grow to.
   bool grows = false;
+  CacheKind kind = CacheKind::kRows;
 };
 
 // Checks every field. Errors: kInvalidArgument or kUnimplemented; the message names the field and

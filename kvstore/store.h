@@ -207,10 +207,38 @@ class Store {
   //
   // Errors: kNotFound            cache_id
   //         kFailedPrecondition  cache_id, without `force`: a session has a sequence there, or a
-  //                              prefix is pinned (the message names it)
+  //                              prefix is pinned (the message names it), or a page is leased
   //         kUnavailable         a call is still creating a sequence there: repeat
   virtual absl::StatusOr<DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
                                                  bool force) = 0;
+
+  // ---- Pages: bytes under keys, in caches of their own (pages/keyed_pages.h). Calls on sequences
+  // refuse a page cache, and these calls a cache of rows (kFailedPrecondition naming cache_id).
+  // With a keeper, pages outlive the process, without their leases.
+
+  // Opens a page cache, under the same rules as OpenCache. Errors: those of OpenCache
+  virtual absl::StatusOr<OpenedCache> OpenPageCache(std::string_view tenant,
+                                                    const PageCacheSpec& spec,
+                                                    std::string_view session) = 0;
+  // Stores pages, each for itself, and returns an outcome for each. When the pool is full, the
+  // pages that were used longest ago are evicted, but none of this call, and none that is leased.
+  //
+  // Errors: kInvalidArgument  a key or the bytes of a page (names it, with its limit); nothing is
+  //                           stored
+  //         kNotFound         cache_id
+  virtual absl::StatusOr<std::vector<PageOutcome>> PutPages(std::string_view tenant,
+                                                            uint64_t cache_id,
+                                                            std::span<const PageSource> pages) = 0;
+  // Finds the pages of the keys, in their order, and counts as their use. Those that are found stay
+  // for `lease` from now on, whatever is stored (at most kMaxPageLease; zero = no longer than the
+  // returned objects).
+  //
+  // Errors: kInvalidArgument  a key, or lease (names it, with its limit)
+  //         kNotFound         cache_id
+  virtual absl::StatusOr<std::vector<FoundPage>> FindPages(std::string_view tenant,
+                                                           uint64_t cache_id,
+                                                           std::span<const std::string_view> keys,
+                                                           absl::Duration lease) = 0;
 
   // Creates a sequence that begins with the longest stored prefix of spec.token_ids (MatchPrefix),
   // which it shares.

@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,7 +43,7 @@ struct PrefillCost {
 // State of an earlier process that a store found when it was created.
 struct RecoveryReport {
   bool recovered = false;  // an earlier process had left state
-  uint32_t caches = 0, sequences = 0, segments = 0;
+  uint32_t caches = 0, sequences = 0, segments = 0, pages = 0;
   // Broken records, dropped with the state that only they referred to.
   uint32_t dropped_records = 0;
   std::vector<std::string> dropped = {};  // of caches and sequences: which, and why; at most 16
@@ -61,6 +62,43 @@ struct KeptSession {
   std::string token;  // a secret
 };
 
+// Limits of a page: of its key, of its bytes, and of its lease. A key of 16 bytes is a hash of 128
+// bits; one of 64 has room for a hash of 256 bits, or its text, and for what distinguishes ranks
+// and parts.
+inline constexpr size_t kMinPageKeyBytes = 16;
+inline constexpr size_t kMaxPageKeyBytes = 64;
+inline constexpr size_t kMaxPageBytes = size_t{32} << 20;
+inline constexpr absl::Duration kMaxPageLease = absl::Hours(1);
+
+// A page to be stored: bytes under a key.
+struct PageSource {
+  std::string_view key;
+  std::span<const std::byte> bytes;
+};
+
+// Numbered as in the proto.
+//
+// kStored   the page is stored now
+// kPresent  a page has this key; it stays as it is, and the bytes of the call were not compared
+// kNoRoom   nothing is stored: the pool, or the machine, has no memory for the page, even after all
+//           pages that may be evicted are
+enum class PageOutcome : uint8_t { kStored = 1, kPresent = 2, kNoRoom = 3 };
+
+// A page that was found: its bytes stay readable as long as `hold` lives. Empty: it is not stored.
+struct FoundPage {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> hold;
+};
+
+// Pages of one page cache, or of several.
+struct PageCounts {
+  uint64_t page_count = 0;
+  uint64_t bytes = 0;             // content, without the rest of each page's last unit
+  uint64_t hits = 0, misses = 0;  // keys of FindPages
+  uint64_t evicted_pages = 0, evicted_bytes = 0;
+  PageCounts& operator+=(const PageCounts& other);
+};
+
 struct CacheInfo {
   uint64_t cache_id = 0;
   std::string tenant;
@@ -72,6 +110,14 @@ struct CacheInfo {
   uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
   size_t quarantined_bytes = 0;  // of used_bytes: clients of earlier processes may still map them
+  PageCounts pages = {};         // of a page cache
+};
+
+// A page cache: pages under keys, in a pool of their own.
+struct PageCacheSpec {
+  std::string name;           // 1..128 bytes; caches of rows and page caches share their names
+  size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to a multiple of kMinExtentBytes
+  size_t quota_bytes = 0;  // limit of the bytes in use, at most capacity_bytes; 0 = capacity_bytes
 };
 
 // What OpenCache answers.
@@ -298,7 +344,8 @@ struct StoreStats {
   std::vector<MemoryAccount> memory = {};  // promised memory, by tenant and use
   uint32_t recovered_sequences = 0;        // all: recovered when the store was created
   size_t quarantined_bytes = 0;            // bytes that clients of earlier processes may still map
-  uint64_t data_loss_count = 0;            // all: layers of segments that failed their checksum
+  uint64_t data_loss_count = 0;  // all: layers of segments, and pages, that failed their checksum
+  PageCounts pages = {};
 };
 
 // What EraseTenant has removed.

@@ -31,7 +31,8 @@ void ApplyMemoryLimits(const MemoryLimits& limits,
   }
   for (const auto& cache : caches) {
     if (left_bytes == 0) break;
-    evictor.FreeRetained(*cache, left_bytes);
+    cache->pages != nullptr ? cache->pages->Evict(left_bytes)
+                            : evictor.FreeRetained(*cache, left_bytes);
     give_back(*cache->pool);
   }
   for (const auto& cache : caches) {

@@ -12,9 +12,9 @@
 namespace pqcached::kvstore {
 
 // Returns free pages to the machine that were not used lately (Pool::ReturnUnusedPages). When
-// memory is short, also stops touching pages, returns other free pages and those of evicted
-// retained sequences, and stops the pools from growing. Undoes the first and the last when it is
-// not short.
+// memory is short, also stops touching pages, returns other free pages, those of evicted
+// retained sequences and those of page caches, and stops the pools from growing. Undoes the first
+// and the last when it is not short.
 void ApplyMemoryLimits(const MemoryLimits& limits,
                        std::span<const std::shared_ptr<const Cache>> caches, Evictor& evictor);
 

@@ -51,6 +51,9 @@ std::optional<CacheSpec> ReadSpec(RecordReader& reader) {
   spec.rank.kv_head_begin = reader.Get<uint32_t>();
   spec.rank.layer_begin = reader.Get<uint32_t>();
   const auto group_count = reader.Get<uint32_t>();
+  // Only a page cache has no groups, so that the records of others stay what earlier processes
+  // wrote.
+  if (group_count == 0) spec.kind = CacheKind::kPages;
   for (uint32_t i = 0; i < group_count && reader.ok(); ++i) {
     LayerGroup group;
     group.kind = reader.Get<LayerKind>();

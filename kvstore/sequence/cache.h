@@ -1,4 +1,5 @@
-// Cache: the state shared by all calls on the sequences of one KV space.
+// Cache: the state shared by all calls on the sequences of one KV space, or on the pages of a page
+// cache.
 #ifndef PQCACHED_KVSTORE_SEQUENCE_CACHE_H_
 #define PQCACHED_KVSTORE_SEQUENCE_CACHE_H_
 
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "kvstore/memory/compute.h"
 #include "kvstore/memory/pool.h"
+#include "kvstore/pages/keyed_pages.h"
 #include "kvstore/records/record_table.h"
 #include "kvstore/sequence/heat.h"
 #include "kvstore/sequence/prefix.h"
@@ -46,7 +48,7 @@ struct SegmentingOptions {
 // Counters of all caches of a store. Thread-safe.
 struct SegmentCounters {
   std::atomic<uint64_t> next_segment_id = 1;
-  std::atomic<uint64_t> data_loss_count = 0;  // layers of segments whose checksum differed
+  std::atomic<uint64_t> data_loss_count = 0;  // layers of segments and pages: checksum differed
 };
 
 // Immutable except for its pool and prefixes; thread-safe.
@@ -63,6 +65,7 @@ struct Cache {
   const std::shared_ptr<RecordTable> records;  // null: the cache is not persisted
   const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
   const std::unique_ptr<UsageClock> uses = std::make_unique<UsageClock>();
+  const std::unique_ptr<KeyedPages> pages;  // null in a cache of rows
 
   // The state that the caches of a store share.
   struct Shared {
@@ -82,7 +85,11 @@ struct Cache {
         costs(shared.costs),
         counters(shared.counters),
         segmenting(shared.segmenting),
-        records(std::move(table)) {}
+        records(std::move(table)),
+        pages(spec.kind == CacheKind::kPages
+                  ? std::make_unique<KeyedPages>(compute.exec, pool, records,
+                                                 counters.data_loss_count)
+                  : nullptr) {}
 
   // Returns the layer slot (ordinal among the stored layers) of an absolute layer. Errors:
   // kInvalidArgument naming the layer.

@@ -245,6 +245,11 @@ absl::StatusOr<Caches::CachePointer> Caches::Begin(Making wanted, std::string_vi
     changed_.WaitUntil(&mutex_, limit);
   }
   if (OpenCache* const open = FindByName(wanted.tenant, spec)) {
+    if (open->cache->spec.kind != spec.kind) {
+      return FailedPrecondition(
+          "name", absl::StrCat(spec.name, " is the name of an open ",
+                               spec.kind == CacheKind::kPages ? "cache of rows" : "page cache"));
+    }
     const std::string field = FindDifference(open->cache->spec, spec);
     if (!field.empty()) {
       return FailedPrecondition(field,
@@ -353,6 +358,17 @@ absl::StatusOr<Caches::CachePointer> Caches::FindInAnyTenant(uint64_t cache_id) 
   const auto it = caches_.find(cache_id);
   if (it == caches_.end()) return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
   return it->second.cache;
+}
+
+absl::StatusOr<Caches::CachePointer> Caches::FindKind(std::string_view tenant, uint64_t cache_id,
+                                                      CacheKind kind) const {
+  ASSIGN_OR_RETURN(auto found,
+                   tenant == kAllTenants ? FindInAnyTenant(cache_id) : Find(tenant, cache_id));
+  if (found->spec.kind == kind) return found;
+  return FailedPrecondition(
+      "cache_id", absl::StrCat("cache ", cache_id,
+                               kind == CacheKind::kPages ? " holds rows, not pages"
+                                                         : " is a page cache, without sequences"));
 }
 
 absl::StatusOr<Caches::CachePointer> Caches::Find(std::string_view tenant,

@@ -82,6 +82,10 @@ class Caches {
 
   // Finds a cache of the tenant. Errors: kNotFound  cache_id
   absl::StatusOr<CachePointer> Find(std::string_view tenant, uint64_t cache_id) const;
+  // Finds a cache of a kind, of the tenant or of any tenant for kAllTenants. Errors: kNotFound;
+  // kFailedPrecondition  the cache is of the other kind
+  absl::StatusOr<CachePointer> FindKind(std::string_view tenant, uint64_t cache_id,
+                                        CacheKind kind) const;
   // Finds a cache of any tenant. Errors: as Find.
   absl::StatusOr<CachePointer> FindInAnyTenant(uint64_t cache_id) const;
   // Returns the caches of a tenant; of all tenants when it is empty.

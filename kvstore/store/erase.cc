@@ -106,7 +106,8 @@ size_t BytesInUse(const Cache& cache) {
 
 absl::StatusOr<DroppedCache> StoreImpl::DropCache(std::string_view tenant, uint64_t cache_id,
                                                   bool force) {
-  RETURN_IF_ERROR(FindCacheForAdmin(tenant, cache_id).status());
+  ASSIGN_OR_RETURN(const auto found, FindCacheForAdmin(tenant, cache_id));
+  if (found->pages != nullptr) RETURN_IF_ERROR(found->pages->Close(force));
   RETURN_IF_ERROR(sequences_.CloseCache(cache_id, force));
   DroppedCache dropped;
   const SteadyTime until = SteadyTime::Now() + kCreationPatience;
@@ -151,6 +152,9 @@ absl::StatusOr<ErasedTenant> StoreImpl::EraseTenant(std::string_view tenant,
     if (stored.cache->tenant != tenant) continue;
     stored.retained() ? ++erased.cached_prefixes : ++erased.sequences;
     lifecycle_.Drop(stored);
+  }
+  for (const auto& cache : caches) {
+    if (cache->pages != nullptr) cache->pages->Clear();
   }
   const auto in_use = [&] {
     size_t bytes = 0;

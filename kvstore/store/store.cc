@@ -74,7 +74,7 @@ StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
       cache_memory_(options_, {compute_, costs_, counters_, SegmentingOptions::Of(options)},
                     root_.get(), *ledger_),
       caches_(options_, cache_memory_,
-              {.held = [this] { return sequences_.HeldCaches(); },
+              {.held = [this] { return HeldCaches(); },
                .drop = [this](const Caches::CachePointer& cache) { DropUnused(cache); }}),
       local_(options.max_leases, options.max_staging_bytes, options.lease_timeout, *ledger_,
              options.keeper, options.tenant_quotas, options.on_expired_leases),
@@ -137,7 +137,10 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options
 void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
   cache->pool->SetReclaimer([this, weak = std::weak_ptr(cache)](std::span<const size_t> sizes) {
     const std::shared_ptr<const Cache> alive = weak.lock();
-    return alive != nullptr && (caches_.Grow(alive, sizes) || evictor_.MakeRoom(*alive, sizes));
+    if (alive == nullptr) return false;
+    if (caches_.Grow(alive, sizes)) return true;
+    return alive->pages != nullptr ? alive->pages->MakeRoom(sizes)
+                                   : evictor_.MakeRoom(*alive, sizes);
   });
 }
 
@@ -180,7 +183,7 @@ absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequen
 absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenant,
                                                           uint64_t cache_id,
                                                           const SequenceSpec& spec) {
-  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, caches_.FindKind(tenant, cache_id, CacheKind::kRows));
   return lifecycle_.Create(cache, spec);
 }
 
@@ -299,7 +302,7 @@ std::vector<LeaseInfo> StoreImpl::ListLeases(std::string_view tenant) {
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
                                                 const TokenNames& names,
                                                 std::string_view extra_key) {
-  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, caches_.FindKind(tenant, cache_id, CacheKind::kRows));
   RETURN_IF_ERROR(CheckPrefix(names, extra_key));
   return prefixes_.Match(cache, NameView(names), extra_key);
 }
@@ -308,14 +311,14 @@ absl::StatusOr<std::vector<PrefixKey>> StoreImpl::PrefixKeys(std::string_view te
                                                              uint64_t cache_id,
                                                              const TokenNames& names,
                                                              std::string_view extra_key) const {
-  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, caches_.FindKind(tenant, cache_id, CacheKind::kRows));
   RETURN_IF_ERROR(CheckPrefix(names, extra_key));
   return ChainOf(PrefixRoot(cache->tenant, cache->spec, extra_key), NameView(names));
 }
 
 absl::StatusOr<bool> StoreImpl::HasEvents(std::string_view tenant, uint64_t cache_id,
                                           const EventPosition& position) const {
-  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, caches_.FindKind(tenant, cache_id, CacheKind::kRows));
   return cache->prefixes->HasEvents(position);
 }
 
@@ -435,7 +438,7 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
 
 absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cache_id,
                                            const AdmitSpec& spec) {
-  ASSIGN_OR_RETURN(const auto cache, FindCacheForAdmin(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, caches_.FindKind(tenant, cache_id, CacheKind::kRows));
   return kvstore::Admit(*cache, spec, evictor_, caches_.GrowableBytes(cache));
 }
 

@@ -1,14 +1,17 @@
 // StoreImpl implements Store: it owns the store's parts and forwards each call to the part that
 // does the work. caches.h: the open caches; sequence/stored_sequences.h: their sequences;
 // lifecycle.h: creates and ends sequences; evict/: eviction, admission and memory pressure;
-// share/local_sessions.h: local access. store.cc: checks, reads and changes; store_reports.cc:
-// descriptions and statistics; store_recovery.cc: recovery and kept state.
+// share/local_sessions.h: local access. store.cc: checks, reads and changes; store_pages.cc: page
+// caches; store_reports.cc: descriptions and statistics; store_recovery.cc: recovery and kept
+// state.
 //
 // Thread-safe. It has no lock: each part has its own.
 #ifndef PQCACHED_KVSTORE_STORE_STORE_IMPL_H_
 #define PQCACHED_KVSTORE_STORE_STORE_IMPL_H_
 
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -119,6 +122,13 @@ class StoreImpl final : public Store {
                            absl::Duration ttl) override;
   absl::Status EvictSequence(std::string_view tenant, uint64_t sequence_id) override;
   void SetTenantQuotas(TenantQuotas quotas) override;
+  absl::StatusOr<OpenedCache> OpenPageCache(std::string_view tenant, const PageCacheSpec& spec,
+                                            std::string_view session) override;
+  absl::StatusOr<std::vector<PageOutcome>> PutPages(std::string_view tenant, uint64_t cache_id,
+                                                    std::span<const PageSource> pages) override;
+  absl::StatusOr<std::vector<FoundPage>> FindPages(std::string_view tenant, uint64_t cache_id,
+                                                   std::span<const std::string_view> keys,
+                                                   absl::Duration lease) override;
   absl::StatusOr<DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
                                          bool force) override;
   absl::StatusOr<ErasedTenant> EraseTenant(std::string_view tenant,
@@ -150,6 +160,8 @@ class StoreImpl final : public Store {
   void ReportSidecar(StoreStats& stats) const;
   // Recovers one cache. Errors: kDataLoss if nothing of the cache can be recovered.
   absl::Status RecoverCache(const CacheRecord& record);
+  // Returns the caches that may not be dropped for a new one.
+  std::set<uint64_t> HeldCaches() const;
   // Drops a cache that no session uses, unless it is held by then.
   void DropUnused(const Caches::CachePointer& cache);
   // Makes the cache's pool evict when it is full.

@@ -45,7 +45,12 @@ absl::Status StoreImpl::Recover() {
 absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   ASSIGN_OR_RETURN(const std::shared_ptr<const Cache> cache,
                    cache_memory_.Recover(record, recovery_));
-  const RecoveredCache recovered = RecoverSequences(*cache);
+  RecoveredCache recovered;
+  if (cache->pages != nullptr) {
+    recovery_.pages += cache->pages->Recover(recovered.dropped);
+  } else {
+    recovered = RecoverSequences(*cache);
+  }
   const PoolUsage usage = cache->pool->usage();
   ++recovery_.caches;
   recovery_.sequences += static_cast<uint32_t>(recovered.sequences.size());

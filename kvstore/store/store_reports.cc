@@ -38,6 +38,7 @@ CacheInfo StoreImpl::Describe(const Cache& cache) const {
   info.cached_prefix_count =
       static_cast<uint32_t>(sequences_.RetainedOfCache(cache.cache_id).size());
   info.sequence_count = sequences_.CountOfCache(cache.cache_id);
+  if (cache.pages != nullptr) info.pages = cache.pages->counts();
   return info;
 }
 
@@ -97,6 +98,7 @@ StoreStats StoreImpl::Stats(std::string_view tenant) {
   }
   for (const auto& cache : caches_.OfTenant(tenant)) {
     stats.quarantined_bytes += cache->pool->usage().quarantined_bytes;
+    if (cache->pages != nullptr) stats.pages += cache->pages->counts();
   }
   for (MemoryAccount& account : ledger_->Accounts()) {
     if (Covers(tenant, account.tenant)) stats.memory.push_back(std::move(account));

@@ -12,7 +12,7 @@ import sys
 
 # The values and interfaces at the root of kvstore/, which all its folders use. "=" means without subfolders.
 KVSTORE = {"=kvstore", "kvstore/read", "kernels"}
-KVSTORE_FOLDERS = ("limits", "memory", "records", "sequence", "checksum", "rows", "index", "share", "evict", "store")  # lower ones first
+KVSTORE_FOLDERS = ("limits", "memory", "records", "pages", "sequence", "checksum", "rows", "index", "share", "evict", "store")  # lower ones first
 KVSTORE_OTHERS = {"absl", "oneapi", "tbb", "liburing", "openssl", "curl"}
 
 

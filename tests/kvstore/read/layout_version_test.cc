@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvstore/pages/keyed_pages.h"
 #include "kvstore/read/attachment.h"
 #include "kvstore/read/broker_protocol.h"
 #include "kvstore/read/layout.h"
@@ -98,6 +99,8 @@ const std::vector<Row>& Rows() {
        "segment_id 0, first_position 8, slot_capacity 12, head_count 16, reserved 20"},
       {"kRecordVersion", 1, "LayerRecord", 48, 8,
        "segment_id 0, index 8, layer_slot 24, slot_capacity 28, data 32, codebook 40"},
+      {"kRecordVersion", 4, "PageRecord", 32, 8,
+       "extent 0, number 8, size_bytes 16, crc 24, reserved 28"},
   };
   return rows;
 }
@@ -203,6 +206,8 @@ std::vector<Compiled> AllCompiled() {
       RECORD(LayerRecord, FIELD(LayerRecord, segment_id), FIELD(LayerRecord, index),
              FIELD(LayerRecord, layer_slot), FIELD(LayerRecord, slot_capacity),
              FIELD(LayerRecord, data), FIELD(LayerRecord, codebook)),
+      RECORD(PageRecord, FIELD(PageRecord, extent), FIELD(PageRecord, number),
+             FIELD(PageRecord, size_bytes), FIELD(PageRecord, crc), FIELD(PageRecord, reserved)),
   };
 }
 

@@ -142,6 +142,22 @@ class HookedStore final : public kvstore::Store {
                                                   bool force) override {
     return store_->DropCache(tenant, cache_id, force);
   }
+  absl::StatusOr<kvstore::OpenedCache> OpenPageCache(std::string_view tenant,
+                                                     const kvstore::PageCacheSpec& spec,
+                                                     std::string_view session) override {
+    return store_->OpenPageCache(tenant, spec, session);
+  }
+  absl::StatusOr<std::vector<kvstore::PageOutcome>> PutPages(
+      std::string_view tenant, uint64_t cache_id,
+      std::span<const kvstore::PageSource> pages) override {
+    return store_->PutPages(tenant, cache_id, pages);
+  }
+  absl::StatusOr<std::vector<kvstore::FoundPage>> FindPages(std::string_view tenant,
+                                                            uint64_t cache_id,
+                                                            std::span<const std::string_view> keys,
+                                                            absl::Duration lease) override {
+    return store_->FindPages(tenant, cache_id, keys, lease);
+  }
   absl::StatusOr<kvstore::ErasedTenant> EraseTenant(std::string_view tenant,
                                                     absl::Duration patience) override {
     return store_->EraseTenant(tenant, patience);

@@ -120,6 +120,7 @@ absl::Status AdminHandlers::Stats(const Caller& caller, const v1::StatsRequest&,
   response->set_fragmentation(
       free_bytes == 0 ? 0 : 1 - static_cast<double>(whole_bytes) / static_cast<double>(free_bytes));
   response->set_draining(parts_.gate.refuses_new_work());
+  ToWire(stats.pages, response->mutable_pages());
   for (const kvstore::MemoryAccount& account : stats.memory) {
     v1::MemoryAccount* message = response->add_memory();
     message->set_tenant(account.tenant);

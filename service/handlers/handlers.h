@@ -14,6 +14,7 @@
 #include "service/handlers/cache_specs.h"
 #include "service/handlers/call_gate.h"
 #include "service/handlers/lease_handlers.h"
+#include "service/handlers/pages/page_handlers.h"
 #include "service/handlers/query_handlers.h"
 #include "service/handlers/row_handlers.h"
 #include "service/handlers/sequence_handlers.h"
@@ -44,6 +45,7 @@ struct Handlers {
         leases(from.store, from.config.max_message_bytes),
         sequences(from.store, from.sessions, specs, leases, from.log),
         rows(from.store, leases, from.config.max_message_bytes),
+        pages(from.store, from.config.max_message_bytes),
         queries(from.store, specs, from.config.max_message_bytes),
         builds(from.store, specs, from.log),
         sessions(from.config, from.store, from.sessions, from.detached, from.log),
@@ -55,6 +57,7 @@ struct Handlers {
   LeaseHandlers leases;
   SequenceHandlers sequences;
   RowHandlers rows;
+  PageHandlers pages;
   QueryHandlers queries;
   BuildHandler builds;
   SessionHandlers sessions;

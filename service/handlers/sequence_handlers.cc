@@ -66,10 +66,31 @@ absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCac
   response->set_created(opened.is_new);
   response->set_cache_id(opened.cache_id);
   response->set_capacity_bytes(opened.capacity_bytes);
+  return FinishOpen(caller, opened);
+}
+
+absl::Status SequenceHandlers::OpenPageCache(const Caller& caller,
+                                             const v1::OpenPageCacheRequest& request,
+                                             v1::OpenPageCacheResponse* response) {
+  RETURN_IF_ERROR(CheckText("name", request.name(), kvstore::kMaxNameBytes));
+  ASSIGN_OR_RETURN(const kvstore::OpenedCache opened,
+                   store_.OpenPageCache(caller.session.tenant,
+                                        {.name = request.name(),
+                                         .capacity_bytes = request.capacity_bytes(),
+                                         .quota_bytes = request.quota_bytes()},
+                                        caller.session.id));
+  response->set_created(opened.is_new);
+  response->set_cache_id(opened.cache_id);
+  response->set_capacity_bytes(opened.capacity_bytes);
+  return FinishOpen(caller, opened);
+}
+
+absl::Status SequenceHandlers::FinishOpen(const Caller& caller,
+                                          const kvstore::OpenedCache& opened) {
   if (opened.is_new) {
     log_.Info("cache_opened", {{"cache_id", opened.cache_id},
                                {"tenant", caller.session.tenant},
-                               {"name", spec.name},
+                               {"name", opened.spec.name},
                                {"capacity_bytes", opened.capacity_bytes},
                                {"page_bytes", opened.page_bytes}});
   }

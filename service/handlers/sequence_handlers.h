@@ -37,6 +37,8 @@ class SequenceHandlers {
 
   absl::Status OpenCache(const Caller& caller, const v1::OpenCacheRequest& request,
                          v1::OpenCacheResponse* response);
+  absl::Status OpenPageCache(const Caller& caller, const v1::OpenPageCacheRequest& request,
+                             v1::OpenPageCacheResponse* response);
   absl::Status CreateSequence(const Caller& caller, const v1::CreateSequenceRequest& request,
                               v1::CreateSequenceResponse* response);
   absl::Status DropSequence(const Caller& caller, const v1::DropSequenceRequest& request,
@@ -73,6 +75,8 @@ class SequenceHandlers {
   }
 
  private:
+  // Logs a new cache. Errors: those of DropIfEnded
+  absl::Status FinishOpen(const Caller& caller, const kvstore::OpenedCache& opened);
   // Checks that the model that the request names is that of the cache.
   absl::Status CheckFingerprint(const Caller& caller, const v1::CreateSequenceRequest& request);
   // When the caller's session has ended, drops what it left in the store. Errors: those of

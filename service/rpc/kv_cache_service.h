@@ -84,6 +84,11 @@ class KvCacheService final
 
   Reactor* Attach(Context*, const v1::AttachRequest*, v1::AttachResponse*) override;
   Reactor* Detach(Context*, const v1::DetachRequest*, v1::DetachResponse*) override;
+  Reactor* OpenPageCache(Context*, const v1::OpenPageCacheRequest*,
+                         v1::OpenPageCacheResponse*) override;
+  Reactor* PutPages(Context*, const v1::PutPagesRequest*, v1::PutPagesResponse*) override;
+  Reactor* GetPages(Context*, const v1::GetPagesRequest*, v1::GetPagesResponse*) override;
+  Reactor* FindPages(Context*, const v1::FindPagesRequest*, v1::FindPagesResponse*) override;
   Reactor* Admit(Context*, const v1::AdmitRequest*, v1::AdmitResponse*) override;
 
   // Runs a method of `handlers` as the call `rpc`.

@@ -81,6 +81,7 @@ void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescript
 void ToWire(kvstore::Rows rows, v1::Tensor* tensor);
 void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message);
 void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message);
+void ToWire(const kvstore::PageCounts& counts, v1::PageStats* message);
 void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message);
 // Omits layers and segments when `brief`.
 void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescription* message);

@@ -158,7 +158,9 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   message->set_model_fingerprint(info.spec.model_fingerprint);
   for (const kvstore::LayerGroup& group : info.spec.groups)
     ToWire(group, message->add_layer_groups());
-  ToWire(info.spec.default_index, message->mutable_default_index());
+  if (info.spec.kind == kvstore::CacheKind::kRows) {
+    ToWire(info.spec.default_index, message->mutable_default_index());
+  }
   message->set_capacity_bytes(info.capacity_bytes);
   message->set_used_bytes(info.used_bytes);
   message->set_quarantined_bytes(info.quarantined_bytes);
@@ -169,6 +171,16 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   message->set_cached_prefix_count(info.cached_prefix_count);
   message->set_limit_bytes(info.limit_bytes);
   message->set_grows(info.spec.grows);
+  if (info.spec.kind == kvstore::CacheKind::kPages) ToWire(info.pages, message->mutable_pages());
+}
+
+void ToWire(const kvstore::PageCounts& counts, v1::PageStats* message) {
+  message->set_page_count(counts.page_count);
+  message->set_bytes(counts.bytes);
+  message->set_hits(counts.hits);
+  message->set_misses(counts.misses);
+  message->set_evicted_pages(counts.evicted_pages);
+  message->set_evicted_bytes(counts.evicted_bytes);
 }
 
 void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message) {

@@ -143,6 +143,28 @@ TEST_F(RewrittenTextsTest, SequencesAndCaches) {
   Refuse(kv, "SuspendSequence", &Kv::SuspendSequence, id, {missing, "sequence_id"});
   Refuse(kv, "ResumeSequence", &Kv::ResumeSequence, id, {missing, "sequence_id"});
   Refuse(kv, "ClosePrefill", &Kv::ClosePrefill, id, {missing, "sequence_id"});
+  Refuse(kv, "OpenPageCache", &Kv::OpenPageCache, [](auto& r) { r.set_name("pages"); },
+         {invalid, "capacity_bytes"});
+  Refuse(kv, "PutPages", &Kv::PutPages, [](auto& r) { r.add_pages()->set_key("short"); },
+         {invalid, "pages[0].data"});
+  Refuse(kv, "PutPages", &Kv::PutPages,
+         [](auto& r) {
+           r.add_pages()->set_key("short");
+           r.mutable_pages(0)->set_content("bytes");
+         },
+         {invalid, "pages[0].key"});
+  Refuse(kv, "GetPages", &Kv::GetPages, [](auto& r) { r.add_pages()->set_key("short"); },
+         {invalid, "pages[0].key"});
+  Refuse(kv, "FindPages", &Kv::FindPages, [](auto& r) { r.add_keys("short"); },
+         {invalid, "keys[0]"});
+  Refuse(kv, "FindPages", &Kv::FindPages,
+         [](auto& r) {
+           r.add_keys("a key of 16 bytes");
+           r.set_lease_ms(3600001);
+         },
+         {invalid, "lease_ms"});
+  Refuse(kv, "FindPages", &Kv::FindPages, [](auto& r) { r.add_keys("a key of 16 bytes"); },
+         {missing, "cache_id"});
   Refuse(kv, "MatchPrefix", &Kv::MatchPrefix, [](auto& r) { r.set_cache_id(kNoId); },
          {missing, "cache_id"});
   Refuse(kv, "MatchPrefix", &Kv::MatchPrefix,
@@ -300,6 +322,10 @@ TEST_F(RewrittenTextsTest, CallsForAnotherWorker) {
   RefuseForeign(kv, "SuspendSequence", &Kv::SuspendSequence);
   RefuseForeign(kv, "ResumeSequence", &Kv::ResumeSequence);
   RefuseForeign(kv, "MatchPrefix", &Kv::MatchPrefix);
+  RefuseForeign(kv, "OpenPageCache", &Kv::OpenPageCache);
+  RefuseForeign(kv, "PutPages", &Kv::PutPages);
+  RefuseForeign(kv, "GetPages", &Kv::GetPages);
+  RefuseForeign(kv, "FindPages", &Kv::FindPages);
   RefuseForeign(kv, "Commit", &Kv::Commit);
   RefuseForeign(kv, "Append", &Kv::Append);
   RefuseForeign(kv, "ClosePrefill", &Kv::ClosePrefill);

@@ -1,0 +1,106 @@
+#include "service/handlers/pages/page_handlers.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
+#include "service/base/refusal.h"
+#include "service/wire/staging_claims.h"
+#include "service/wire/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+// Bytes of a response apart from the contents of its pages, for each page.
+constexpr uint64_t kGotPageBytes = 32;
+
+static_assert(static_cast<int>(kvstore::PageOutcome::kStored) == v1::PAGE_OUTCOME_STORED &&
+              static_cast<int>(kvstore::PageOutcome::kPresent) == v1::PAGE_OUTCOME_PRESENT &&
+              static_cast<int>(kvstore::PageOutcome::kNoRoom) == v1::PAGE_OUTCOME_NO_ROOM);
+
+absl::StatusOr<std::span<const std::byte>> ContentOf(const v1::Page& page, const std::string& field,
+                                                     StagingClaims& claims) {
+  switch (page.data_case()) {
+    case v1::Page::kContent:
+      return std::as_bytes(std::span(page.content().data(), page.content().size()));
+    case v1::Page::kStaging:
+      return claims.Resolve(page.staging(), field + ".staging");
+    case v1::Page::DATA_NOT_SET:
+      break;
+  }
+  return InvalidArgument(field + ".data", "missing: content or staging");
+}
+
+// Returns the status with "pages[i].key" in place of the field "keys[i]".
+absl::Status KeysInPages(const absl::Status& status) {
+  constexpr std::string_view kKeys = "keys";
+  const std::string field = kvstore::FieldOf(status);
+  if (!field.starts_with(kKeys)) return status;
+  return ReplaceField(absl::StrCat("pages", field.substr(kKeys.size()), ".key"), status);
+}
+
+}  // namespace
+
+absl::Status PageHandlers::Put(const Caller& caller, const v1::PutPagesRequest& request,
+                               v1::PutPagesResponse* response) {
+  RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
+  StagingClaims claims(store_, caller.session.id);
+  std::vector<kvstore::PageSource> pages;
+  for (int i = 0; i < request.pages_size(); ++i) {
+    const v1::Page& page = request.pages(i);
+    ASSIGN_OR_RETURN(const auto content, ContentOf(page, absl::StrCat("pages[", i, "]"), claims));
+    pages.push_back({.key = page.key(), .bytes = content});
+  }
+  RETURN_IF_ERROR(caller.Check());
+  ASSIGN_OR_RETURN(const auto outcomes,
+                   store_.PutPages(caller.session.tenant, request.cache_id(), pages));
+  for (const kvstore::PageOutcome outcome : outcomes) {
+    response->add_outcomes(static_cast<v1::PageOutcome>(outcome));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PageHandlers::Get(const Caller& caller, const v1::GetPagesRequest& request,
+                               v1::GetPagesResponse* response) {
+  RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
+  std::vector<std::string_view> keys;
+  for (const v1::WantedPage& page : request.pages()) keys.push_back(page.key());
+  const auto found =
+      store_.FindPages(caller.session.tenant, request.cache_id(), keys, absl::ZeroDuration());
+  if (!found.ok()) return KeysInPages(found.status());
+  uint64_t response_bytes = 0;
+  for (int i = 0; i < request.pages_size(); ++i) {
+    const std::span<const std::byte> bytes = (*found)[static_cast<size_t>(i)].bytes;
+    const bool fits = bytes.size() <= request.pages(i).capacity_bytes();
+    response_bytes += kGotPageBytes + (fits ? bytes.size() : 0);
+    if (absl::Status status = CheckResponseBytes(response_bytes, max_message_bytes_);
+        !status.ok()) {
+      return i == 0 ? status : absl::OkStatus();  // the client asks again for the others
+    }
+    RETURN_IF_ERROR(caller.Check());
+    v1::GotPage& got = *response->add_pages();
+    got.set_size_bytes(bytes.size());
+    if (fits) got.set_content(bytes.data(), bytes.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PageHandlers::Find(const Caller& caller, const v1::FindPagesRequest& request,
+                                v1::FindPagesResponse* response) {
+  RETURN_IF_ERROR(CheckCount("keys", request.keys_size(), kMaxPages));
+  const std::vector<std::string_view> keys(request.keys().begin(), request.keys().end());
+  constexpr uint64_t kMostMs = uint64_t{1} << 40;  // any lease beyond the limit is refused
+  const absl::Duration lease =
+      absl::Milliseconds(static_cast<int64_t>(std::min(request.lease_ms(), kMostMs)));
+  const auto found = store_.FindPages(caller.session.tenant, request.cache_id(), keys, lease);
+  if (!found.ok()) return MoveField("lease", "lease_ms", found.status());
+  for (const kvstore::FoundPage& page : *found) response->add_size_bytes(page.bytes.size());
+  return absl::OkStatus();
+}
+
+}  // namespace pqcached::service

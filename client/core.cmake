@@ -11,6 +11,7 @@ set(sources
   abi/load.cc
   abi/merge.cc
   abi/operations.cc
+  abi/page_cache.cc
   abi/query.cc
   abi/rows.cc
   abi/rpc_library.cc

@@ -189,6 +189,33 @@ struct ForkItem {
   uint64_t child_token_count = 0;  // out
 };
 
+// A page to store, with key and size within the limits. Since version 14.
+struct PutPageItem {
+  const void* key = nullptr;
+  uint64_t key_bytes = 0;
+  const void* data = nullptr;
+  uint64_t data_bytes = 0;
+  const StagingPlace* staging = nullptr;  // replaces `data` when not null
+  uint32_t outcome = 0;                   // out: pqc_page_outcome; 0 = the call has failed before
+};
+
+// Memory for a page. Since version 14.
+struct GetPageItem {
+  const void* key = nullptr;
+  uint64_t key_bytes = 0;
+  void* data = nullptr;
+  uint64_t capacity_bytes = 0;
+  uint64_t size_bytes = 0;  // out: 0 = no page has the key; nothing is written beyond the capacity
+  bool answered = false;    // out
+};
+
+// A key to look for. Since version 14.
+struct FindPageItem {
+  const void* key = nullptr;
+  uint64_t key_bytes = 0;
+  uint64_t size_bytes = 0;  // out: 0 = no page has the key
+};
+
 // Receives a text of any length, in one call.
 struct TextSink {
   void* context = nullptr;
@@ -324,6 +351,19 @@ class Remote {
   // Since version 14: selects pages, which are not padded. PQC_UNIMPLEMENTED with an older sidecar.
   virtual pqc_status TopPages(const TopPagesItem* items, uint32_t item_count,
                               RefusalBuffer* error) noexcept = 0;
+
+  // Since version 14: page caches. The fields of errors are "pages[i]" and "keys[i]". Put and Get
+  // split the items so that requests and answers fit into messages; after a failure the items say
+  // what was done before. PQC_UNIMPLEMENTED with an older sidecar.
+  virtual pqc_status OpenPageCache(const char* name, uint64_t capacity_bytes, uint64_t quota_bytes,
+                                   uint64_t* cache_id, RefusalBuffer* error) noexcept = 0;
+  // Items with staging are all of one worker, and are not sent again after UNAVAILABLE.
+  virtual pqc_status PutPages(uint64_t cache_id, PutPageItem* items, uint32_t item_count,
+                              RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status GetPages(uint64_t cache_id, GetPageItem* items, uint32_t item_count,
+                              RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status FindPages(uint64_t cache_id, FindPageItem* items, uint32_t item_count,
+                               uint64_t lease_ms, RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

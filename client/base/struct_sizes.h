@@ -12,6 +12,7 @@
 #include "pqcached/client.h"
 #include "pqcached/gpu.h"
 #include "pqcached/operation.h"
+#include "pqcached/page_cache.h"
 
 namespace pqcached::client {
 
@@ -74,6 +75,14 @@ template <>
 inline constexpr size_t kMinimumBytes<pqc_gpu_counts> = 72;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_gpu_positions> = 32;
+template <>
+inline constexpr size_t kMinimumBytes<pqc_page_cache_spec> = 32;
+template <>
+inline constexpr size_t kMinimumBytes<pqc_page_source> = 48;
+template <>
+inline constexpr size_t kMinimumBytes<pqc_page_target> = 56;
+template <>
+inline constexpr size_t kMinimumBytes<pqc_page_key> = 32;
 
 }  // namespace pqcached::client
 

@@ -28,6 +28,13 @@ constexpr Rule kRules[] = {
     {"pqc_cache_events_next", nullptr, nullptr, kOnlyReports},
     {"pqc_cache_events_close", nullptr, "events", 0},
 
+    {"pqc_page_cache_open", "page_cache", nullptr, kHidesArguments},
+    {"pqc_page_cache_close", nullptr, "page_cache", 0},
+    {"pqc_page_cache_drop", nullptr, nullptr, 0},
+    {"pqc_page_put", nullptr, nullptr, kHidesArguments},
+    {"pqc_page_get", nullptr, nullptr, kHidesArguments},
+    {"pqc_page_exists", nullptr, nullptr, kHidesArguments},
+
     {"pqc_sequence_create", "sequence", nullptr, kCreates},
     {"pqc_sequence_create_with", "sequence", nullptr, kCreates | kHidesArguments},
     {"pqc_sequence_fork", "child", nullptr, kStored | kCreates},
@@ -110,6 +117,7 @@ Kind KindOf(std::string_view key) {
   if (key == "gpu") return Kind::kGpu;
   if (key == "decoder") return Kind::kDecoder;
   if (key == "events") return Kind::kEvents;
+  if (key == "page_cache") return Kind::kPageCache;
   return Kind::kSequence;  // "sequence", "parent", "child"
 }
 
@@ -131,6 +139,8 @@ const char* NameOf(Kind kind) {
       return "decoder";
     case Kind::kEvents:
       return "stream of events";
+    case Kind::kPageCache:
+      return "page cache";
   }
   return "handle";
 }

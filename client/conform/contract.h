@@ -7,7 +7,17 @@
 
 namespace pqcached::conform {
 
-enum class Kind { kClient, kCache, kSequence, kStep, kOperation, kGpu, kDecoder, kEvents };
+enum class Kind {
+  kClient,
+  kCache,
+  kSequence,
+  kStep,
+  kOperation,
+  kGpu,
+  kDecoder,
+  kEvents,
+  kPageCache
+};
 
 // Returns the kind of an argument's handle. REQUIRES: `key` names a handle in a recorded call.
 Kind KindOf(std::string_view key);

@@ -28,7 +28,7 @@ bool IsOneThreads(Kind kind) {
 // Returns whether handles of a kind are of no use once their client is closed.
 bool NeedsClient(Kind kind) {
   return kind == Kind::kCache || kind == Kind::kSequence || kind == Kind::kStep ||
-         kind == Kind::kGpu || kind == Kind::kDecoder;
+         kind == Kind::kGpu || kind == Kind::kDecoder || kind == Kind::kPageCache;
 }
 
 bool IsLost(const RecordedCall& call) {

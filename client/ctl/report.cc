@@ -94,6 +94,19 @@ std::string StateOf(const Json& sequence) {
   return state;
 }
 
+// Returns the default index of a cache of rows, or the number of pages of a page cache.
+std::string ContentOf(const Json& cache) {
+  if (cache.contains("pages")) return Count(cache.at("pages").at("page_count")) + " pages";
+  return cache.contains("default_index") ? IndexName(cache.at("default_index")) : "default";
+}
+
+std::string ReportPages(const Json& pages) {
+  const uint64_t hits = Number(pages.at("hits"));
+  return "pages      " + Count(pages.at("page_count")) + " of " + Bytes(pages.at("bytes")) + ", " +
+         std::to_string(hits) + " of " + std::to_string(hits + Number(pages.at("misses"))) +
+         " keys found, " + Count(pages.at("evicted_pages")) + " evicted\n";
+}
+
 }  // namespace
 
 uint64_t Number(const Json& value) {
@@ -118,7 +131,7 @@ std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
   for (const Json& cache : list_caches.at("caches")) {
     caches.Add({Count(cache.at("cache_id")), cache.at("tenant"), cache.at("name"),
                 cache.at("model_fingerprint"), std::to_string(StoredLayers(cache)),
-                cache.contains("default_index") ? IndexName(cache.at("default_index")) : "default",
+                ContentOf(cache),
                 Bytes(cache.at("capacity_bytes")) + (cache.value("grows", false) ? ", grows" : ""),
                 Bytes(cache.at("used_bytes")), Bytes(cache.at("free_bytes")),
                 Count(cache.at("sequence_count")), Count(cache.at("cached_prefix_count"))});
@@ -243,6 +256,7 @@ std::string ReportStats(const Json& stats) {
           Bytes(stats.at("evicted_bytes")) + "\n";
   text += "prefixes   " + Count(stats.at("matched_tokens")) + " of " +
           Count(stats.at("prompt_tokens")) + " tokens found\n";
+  if (stats.contains("pages")) text += ReportPages(stats.at("pages"));
   text += "memory     " + Bytes(stats.at("memory_available_bytes")) + " available to the sidecar\n";
   if (stats.at("draining").get<bool>()) text += "draining   admits no new sequences\n";
   Table memory({"MEMORY OF", "FOR", "PROMISED", "ALLOCATED"});

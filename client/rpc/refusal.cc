@@ -95,17 +95,18 @@ grpc::Status PrefixText(const std::string& text, const grpc::Status& status) {
 }
 
 grpc::Status RenumberItem(const grpc::Status& status,
-                          const std::function<uint32_t(uint32_t)>& number_of) {
-  constexpr std::string_view kBegin = "items[";
+                          const std::function<uint32_t(uint32_t)>& number_of,
+                          const std::string& list) {
+  const std::string begin = list + "[";
   const Details details = DetailsOf(status);
   const char* const end = details.field.data() + details.field.size();
-  if (status.ok() || !details.field.starts_with(kBegin)) return status;
+  if (status.ok() || !details.field.starts_with(begin)) return status;
   uint32_t item = 0;
-  const auto [rest, error] = std::from_chars(details.field.data() + kBegin.size(), end, item);
+  const auto [rest, error] = std::from_chars(details.field.data() + begin.size(), end, item);
   if (error != std::errc() || rest == end || *rest != ']') return status;
   return Refuse(status.error_code(),
-                std::string(kBegin) + std::to_string(number_of(item)) + std::string(rest, end),
-                details.text, details.retry_ms);
+                begin + std::to_string(number_of(item)) + std::string(rest, end), details.text,
+                details.retry_ms);
 }
 
 std::string FieldOf(const grpc::Status& status) { return DetailsOf(status).field; }

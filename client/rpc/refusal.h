@@ -33,10 +33,11 @@ grpc::Status WorkerReplaced();
 // Returns `status` with `text` and ": " before the text of its refusal.
 grpc::Status PrefixText(const std::string& text, const grpc::Status& status);
 
-// Returns `status` with items[number_of(i)] in place of items[i] at the beginning of its field: for
-// an RPC that was sent a part of the caller's items.
+// Returns `status` with items[number_of(i)] in place of items[i], or of the elements of another
+// list, at the beginning of its field: for an RPC that was sent a part of the caller's items.
 grpc::Status RenumberItem(const grpc::Status& status,
-                          const std::function<uint32_t(uint32_t)>& number_of);
+                          const std::function<uint32_t(uint32_t)>& number_of,
+                          const std::string& list = "items");
 
 // Returns the field that the details name, or "".
 std::string FieldOf(const grpc::Status& status);

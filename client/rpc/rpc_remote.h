@@ -109,6 +109,14 @@ class RpcRemote final : public Remote {
                     uint32_t* word_index, const ImageSink& image,
                     RefusalBuffer* error) noexcept override;
   pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept override;
+  pqc_status OpenPageCache(const char* name, uint64_t capacity_bytes, uint64_t quota_bytes,
+                           uint64_t* cache_id, RefusalBuffer* error) noexcept override;
+  pqc_status PutPages(uint64_t cache_id, PutPageItem* items, uint32_t item_count,
+                      RefusalBuffer* error) noexcept override;
+  pqc_status GetPages(uint64_t cache_id, GetPageItem* items, uint32_t item_count,
+                      RefusalBuffer* error) noexcept override;
+  pqc_status FindPages(uint64_t cache_id, FindPageItem* items, uint32_t item_count,
+                       uint64_t lease_ms, RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;
@@ -168,6 +176,12 @@ class RpcRemote final : public Remote {
                                Deadline deadline);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
                           bool* too_small);
+  // Stores the items [first, first + count) by one RPC.
+  grpc::Status PutPagesPart(uint64_t cache_id, PutPageItem* items, uint32_t first, uint32_t count,
+                            Deadline deadline);
+  // Reads pages of the first items by one RPC; *got_count is their number, at least 1.
+  grpc::Status GetPagesPart(uint64_t cache_id, GetPageItem* items, uint32_t count,
+                            Deadline deadline, uint32_t* got_count);
   grpc::Status NextOf(EventStream& stream, Deadline deadline, pqc_cache_event* out,
                       uint32_t capacity, uint32_t* count);
   // Returns the number of row bytes for one message: small enough for the sidecar, large enough to

@@ -15,6 +15,7 @@
 #include "client/step/handles.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/read/attachment.h"
+#include "tests/client/local/no_pages_remote.h"
 
 namespace pqcached::testing {
 namespace {
@@ -56,7 +57,7 @@ class PoolHost final : public LocalHost {
   PoolSidecar& sidecar_;
 };
 
-class PoolRemote final : public Remote {
+class PoolRemote final : public NoPagesRemote {
  public:
   explicit PoolRemote(PoolSidecar& sidecar) : sidecar_(sidecar) {}
   void Close() noexcept override { delete this; }

@@ -26,6 +26,8 @@ EXAMPLES = {
     f"{HEADERS}/attach.h": f"{PROGRAMS}/sharing/attach_h_example.c",
     f"{HEADERS}/cache_events.h": f"{PROGRAMS}/events/cache_events_h_example.c",
     f"{HEADERS}/cache_events.hpp": f"{PROGRAMS}/events/cache_events_hpp_example.cc",
+    f"{HEADERS}/page_cache.h": f"{PROGRAMS}/page_cache/page_cache_h_example.c",
+    f"{HEADERS}/page_cache.hpp": f"{PROGRAMS}/page_cache/page_cache_hpp_example.cc",
     f"{HEADERS}/operation.h": f"{PROGRAMS}/operation_h_example.c",
     f"{HEADERS}/load.h": f"{PROGRAMS}/load_h_example.c",
     f"{HEADERS}/threads.h": f"{PROGRAMS}/threads_h_example.c",

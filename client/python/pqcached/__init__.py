@@ -19,7 +19,7 @@ Positions are absolute token positions.
 from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
 from ._cache_events import CacheEvent, CacheEvents, PrefixKeys
 from ._client import Cache, Client
-from ._enums import (BudgetKind, CacheEventKind, Device, DType, EventKind, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
+from ._enums import (BudgetKind, CacheEventKind, Device, DType, EventKind, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, PageOutcome, Path, PathChoice,
                      RopeLayout, RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
@@ -32,6 +32,7 @@ from ._names import TokenNames
 from ._operations import Event
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
                        Selection, SequenceInfo, merge, merge_tensors)
+from ._page_cache import PageCache
 from ._prepared import PreparedAttention, StepAttention
 from ._sequence import Sequence
 from ._steps import Decoder, Step, StepItem, StepPages
@@ -47,7 +48,7 @@ def library_path() -> str:
 __all__ = [
     "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "CacheEvent", "CacheEventKind", "CacheEvents", "Cancelled", "Client",
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
-    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
+    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "PageCache", "PageOutcome", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "PrefixKeys", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
     "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",
 ]

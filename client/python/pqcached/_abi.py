@@ -15,6 +15,10 @@ from typing import Any, ClassVar, Dict, List, Tuple
 PQC_ABI_VERSION = 1
 PQC_THREADS_CALLER = 1
 PQC_TIMEOUT_POLL = 4294967294
+PQC_MIN_PAGE_KEY_BYTES = 16
+PQC_MAX_PAGE_KEY_BYTES = 64
+PQC_MAX_PAGE_BYTES = 33554432
+PQC_MAX_PAGES = 4096
 
 # pqc_status
 PQC_OK = 0
@@ -130,6 +134,15 @@ PQC_EVENT_SEQUENCE_REVOKED = 2
 PQC_EVENT_SEQUENCE_SUSPENDED = 3
 PQC_EVENT_NEW_WORKER = 4
 PQC_EVENT_SESSION_LOST = 5
+
+# pqc_page_outcome
+PQC_PAGE_UNKNOWN = 0
+PQC_PAGE_STORED = 1
+PQC_PAGE_PRESENT = 2
+PQC_PAGE_NO_ROOM = 3
+PQC_PAGE_FOUND = 4
+PQC_PAGE_MISSING = 5
+PQC_PAGE_TOO_LARGE = 6
 
 
 class Sized(Structure):
@@ -582,6 +595,47 @@ class Event(Sized):
     ]
 
 
+class PageCacheSpec(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("capacity_bytes", c_uint64),
+        ("quota_bytes", c_uint64),
+    ]
+
+
+class PageSource(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("key", c_char_p),
+        ("key_bytes", c_uint64),
+        ("data", c_char_p),
+        ("data_bytes", c_uint64),
+        ("outcome", c_uint32),
+    ]
+
+
+class PageTarget(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("key", c_char_p),
+        ("key_bytes", c_uint64),
+        ("data", c_void_p),
+        ("capacity_bytes", c_uint64),
+        ("size_bytes", c_uint64),
+        ("outcome", c_uint32),
+    ]
+
+
+class PageKey(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("key", c_char_p),
+        ("key_bytes", c_uint64),
+        ("size_bytes", c_uint64),
+    ]
+
+
 # Result and argument types of each function.
 PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_abi_version": (c_uint32, []),
@@ -704,4 +758,10 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(c_void_p)]),
     "pqc_load_wait": (c_uint32, [c_void_p, c_uint32, c_uint32]),
     "pqc_prefetch": (c_uint32, [c_void_p, TokenRange]),
+    "pqc_page_cache_open": (c_uint32, [c_void_p, POINTER(PageCacheSpec), POINTER(c_void_p)]),
+    "pqc_page_cache_close": (None, [c_void_p]),
+    "pqc_page_cache_drop": (c_uint32, [c_void_p]),
+    "pqc_page_put": (c_uint32, [c_void_p, POINTER(PageSource), c_uint32]),
+    "pqc_page_get": (c_uint32, [c_void_p, POINTER(PageTarget), c_uint32]),
+    "pqc_page_exists": (c_uint32, [c_void_p, POINTER(PageKey), c_uint32, c_uint64]),
 }

@@ -18,6 +18,7 @@ from ._library import check, clear_error_text, library
 from ._names import set_names
 from ._operations import EventSource, Operations
 from ._options import Admission, ClientCounts, Index, LayerGroup, Rank, Selection, from_c
+from ._page_cache import PageCache
 from ._sequence import Sequence
 from ._steps import Step, StepItem
 
@@ -105,6 +106,22 @@ class Client(EventSource):
             check(self._library.pqc_cache_open(client, byref(spec), byref(handle)))
         assert handle.value
         return Cache(self, handle.value, groups)
+
+    def open_page_cache(self, name: str, *, capacity_bytes: int, quota_bytes: int = 0) -> PageCache:
+        """Opens the tenant's page cache of this name; creates it if it does not exist.
+
+        name: 1..128 bytes; page caches and other caches share their names. capacity_bytes: memory
+        of the pages. quota_bytes: bytes that may be in use; 0 = the capacity. An open page cache
+        keeps its own. Raises FailedPrecondition (a cache of rows has the name), InvalidArgument,
+        ResourceExhausted, Unimplemented (libpqcached_rpc or the sidecar is older).
+        """
+        spec = abi.PageCacheSpec(name=text("name", name), capacity_bytes=uint64("capacity_bytes", capacity_bytes),
+                                 quota_bytes=uint64("quota_bytes", quota_bytes))
+        handle = ctypes.c_void_p()
+        with self._handle as client:
+            check(self._library.pqc_page_cache_open(client, byref(spec), byref(handle)))
+        assert handle.value
+        return PageCache(self._library, self._handle, handle.value)
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *,
                    timeout_ms: int = 0, no_wait: bool = False,

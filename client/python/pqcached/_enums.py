@@ -121,6 +121,18 @@ class CacheEventKind(enum.IntEnum):
     CLEARED = abi.PQC_CACHE_CLEARED  # the reader forgets all keys of the cache
 
 
+class PageOutcome(enum.IntEnum):
+    """What became of one page of a call of PageCache."""
+
+    UNKNOWN = abi.PQC_PAGE_UNKNOWN  # the call has failed before
+    STORED = abi.PQC_PAGE_STORED
+    PRESENT = abi.PQC_PAGE_PRESENT  # the key has a page, which stays
+    NO_ROOM = abi.PQC_PAGE_NO_ROOM  # not stored: no memory even after eviction
+    FOUND = abi.PQC_PAGE_FOUND
+    MISSING = abi.PQC_PAGE_MISSING  # no page has the key
+    TOO_LARGE = abi.PQC_PAGE_TOO_LARGE  # it exceeds the buffer, which is unchanged
+
+
 class EventKind(enum.IntEnum):
     """What has happened to a client."""
 

@@ -13,6 +13,7 @@
 #include "client/step/handles.h"
 #include "kvstore/refusal.h"
 #include "kvstore/share/control_memory.h"
+#include "tests/client/local/no_pages_remote.h"
 #include "tests/client/local/staged_rows.h"
 
 namespace pqcached::testing {
@@ -105,7 +106,7 @@ class StoreHost final : public LocalHost {
   const std::string session_;
 };
 
-class StoreRemote final : public Remote {
+class StoreRemote final : public NoPagesRemote {
  public:
   explicit StoreRemote(Sidecar& sidecar) : sidecar_(sidecar) {}
   void Close() noexcept override { delete this; }

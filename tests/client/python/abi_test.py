@@ -25,7 +25,8 @@ ENUMS = {"pqc_status": (_errors.Status, "PQC_"), "pqc_dtype": (_enums.DType, "PQ
          "pqc_head_rule": (_enums.HeadRule, "PQC_HEADS_"), "pqc_row_part": (_enums.RowPart, "PQC_"),
          "pqc_log_base": (_enums.LogBase, "PQC_LOG_"), "pqc_gpu_policy": (_enums.GpuPolicy, "PQC_GPU_"),
          "pqc_event_kind": (_enums.EventKind, "PQC_EVENT_"),
-         "pqc_cache_event_kind": (_enums.CacheEventKind, "PQC_CACHE_")}
+         "pqc_cache_event_kind": (_enums.CacheEventKind, "PQC_CACHE_"),
+         "pqc_page_outcome": (_enums.PageOutcome, "PQC_PAGE_")}
 NOT_IN_PYTHON = {"pqc_step_flag", "pqc_page_flag"}  # arguments of Client.begin_step and Step.topk_pages
 
 
@@ -35,7 +36,7 @@ def run(program):
         source, binary = os.path.join(folder, "a.c"), os.path.join(folder, "a")
         with open(source, "w", encoding="utf-8") as file:
             file.write("#include <stddef.h>\n#include <stdio.h>\n#include \"pqcached/gpu.h\"\n"
-                       "#include \"pqcached/cache_events.h\"\n#include \"pqcached/operation.h\"\n"
+                       "#include \"pqcached/cache_events.h\"\n#include \"pqcached/operation.h\"\n#include \"pqcached/page_cache.h\"\n"
                        f"int main(void) {{\n{program}\nreturn 0;\n}}\n")
         subprocess.run([*CC, f"-I{SOURCE / 'client/include'}", source, "-o", binary], check=True)
         return subprocess.run([binary], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()

@@ -151,7 +151,7 @@ struct StepBatch {
   bool selects = true;                // false: no layer has candidates, and codes are not described
   bool selects_per_token = false;     // false: the query tokens of an item share a selection
   bool decodes = false;               // Decode may be called
-  // Of steps that decode: positions that sink and window do not have, ascending and disjoint, less
+  // Positions that sink and window of a step that decodes do not have: ascending and disjoint, less
   // than range_capacity of them.
   const StepRange* excluded = nullptr;
   uint32_t excluded_count = 0;

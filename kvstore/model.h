@@ -68,18 +68,18 @@ struct Rank {
   friend bool operator==(const Rank&, const Rank&) = default;
 };
 
-// What a cache holds: rows of sequences, or pages under keys (pages/keyed_pages.h).
+// The content of a cache: rows of sequences, or pages under keys (pages/keyed_pages.h).
 enum class CacheKind : uint8_t { kRows = 0, kPages = 1 };
 
-// Of a page cache, only name, capacity_bytes and quota_bytes are set, besides `kind`.
+// A page cache has only name, capacity_bytes, quota_bytes and `kind`.
 struct CacheSpec {
   std::string name;  // 1..128 bytes
   // 1..256 bytes; identifies everything that changes K and V: weights revision, RoPE scaling,
   // adapters.
   std::string model_fingerprint;
   std::vector<LayerGroup> groups;
-  // Of the pool, rounded up to a multiple of kMinExtentBytes. 0: the pool grows with its use, as
-  // long as the tenant's quota and max_pool_bytes allow.
+  // Size of the pool, rounded up to a multiple of kMinExtentBytes. 0: the pool grows with its use,
+  // as long as the tenant's quota and max_pool_bytes allow.
   size_t capacity_bytes = 0;
   IndexDescriptor default_index;
   Rank rank = {};

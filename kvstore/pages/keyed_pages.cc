@@ -72,7 +72,7 @@ std::vector<PageOutcome> KeyedPages::Put(std::span<const PageSource> pages) {
   outcomes.reserve(pages.size());
   for (const PageSource& page : pages) outcomes.push_back(PutOne(page, held));
   const MutexLock lock(&mutex_);
-  // From the last one on, so that the first of a chain of pages is evicted last.
+  // The last one comes first, so that the first of a chain of pages is evicted last.
   for (size_t i = pages.size(); i > 0; --i) Touch(pages[i - 1].key, SteadyTime());
   return outcomes;
 }
@@ -155,7 +155,7 @@ std::vector<FoundPage> KeyedPages::Find(std::span<const std::string_view> keys,
       lease > absl::ZeroDuration() ? SteadyTime::Now() + lease : SteadyTime();
   {
     const MutexLock lock(&mutex_);
-    // From the last one on, so that the first of a chain of pages is evicted last.
+    // The last one comes first, so that the first of a chain of pages is evicted last.
     for (size_t i = keys.size(); i > 0; --i) pages.push_back(Touch(keys[i - 1], leased_until));
   }
   std::reverse(pages.begin(), pages.end());

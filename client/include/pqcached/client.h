@@ -405,10 +405,10 @@ typedef struct pqc_sequence_options {
   uint64_t extra_key_bytes;
   /* Live index: prefill segments are indexed in the background as they fill; the last one when the
    * first step begins or the first token is appended, or by pqc_build_index with the same index,
-   * which waits for all of it. The codebooks of a prompt below a segment are trained ahead, layer by
-   * layer as its rows arrive, and used when no row has followed: a prompt that arrives in one chunk
-   * is then only coded. In a prompt of many chunks a layer is trained again when its rows have
-   * doubled, and the rows behind that wait for the first step. */
+   * which waits for all of it. The codebooks of a prompt below a segment are trained ahead, layer
+   * by layer as its rows arrive, and used when no row has followed: a prompt that arrives in one
+   * chunk is then only coded. In a prompt of many chunks a layer is trained again when its rows
+   * have doubled, and the rows behind that wait for the first step. */
   uint32_t has_live_index; /* 0 or 1; the next five fields must be 0 when it is 0 */
   /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill time, at most
    * 10 (paper, section 3.3, equations 1 to 3). */

@@ -47,7 +47,7 @@ typedef struct pqc_page_cache pqc_page_cache;
 typedef struct pqc_page_cache_spec {
   size_t struct_size;
   const char* name;        /* 1..128 bytes; page caches and other caches share their names */
-  uint64_t capacity_bytes; /* memory of the pages, at least 1; rounded up to whole units */
+  uint64_t capacity_bytes; /* memory of the pages; 0: it grows within the tenant's quota */
   uint64_t quota_bytes;    /* bytes that may be in use, at most the capacity; 0 = the capacity */
 } pqc_page_cache_spec;
 
@@ -71,7 +71,7 @@ PQC_API void pqc_page_cache_close(pqc_page_cache* cache);
  *         PQC_NOT_FOUND            it was dropped before */
 PQC_API pqc_status pqc_page_cache_drop(pqc_page_cache* cache);
 
-/* What became of one page of a call. */
+/* Outcome of one page of a call. */
 typedef enum pqc_page_outcome {
   PQC_PAGE_UNKNOWN = 0,  /* the call has failed before */
   PQC_PAGE_STORED = 1,   /* put: it is stored now */

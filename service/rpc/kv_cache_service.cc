@@ -158,22 +158,22 @@ KvCacheService::Reactor* KvCacheService::OpenPageCache(Context* context,
 KvCacheService::Reactor* KvCacheService::PutPages(Context* context,
                                                   const v1::PutPagesRequest* request,
                                                   v1::PutPagesResponse* response) {
-  return Answer<&PageHandlers::Put>(context, Rpc::kPutPages, parts_.handlers.pages, request,
-                                    response);
+  return Answer<&PageHandlers::PutPages>(context, Rpc::kPutPages, parts_.handlers.pages, request,
+                                         response);
 }
 
 KvCacheService::Reactor* KvCacheService::GetPages(Context* context,
                                                   const v1::GetPagesRequest* request,
                                                   v1::GetPagesResponse* response) {
-  return Answer<&PageHandlers::Get>(context, Rpc::kGetPages, parts_.handlers.pages, request,
-                                    response);
+  return Answer<&PageHandlers::GetPages>(context, Rpc::kGetPages, parts_.handlers.pages, request,
+                                         response);
 }
 
 KvCacheService::Reactor* KvCacheService::FindPages(Context* context,
                                                    const v1::FindPagesRequest* request,
                                                    v1::FindPagesResponse* response) {
-  return Answer<&PageHandlers::Find>(context, Rpc::kFindPages, parts_.handlers.pages, request,
-                                     response);
+  return Answer<&PageHandlers::FindPages>(context, Rpc::kFindPages, parts_.handlers.pages, request,
+                                          response);
 }
 
 }  // namespace pqcached::service

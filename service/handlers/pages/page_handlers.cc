@@ -46,8 +46,8 @@ absl::Status KeysInPages(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status PageHandlers::Put(const Caller& caller, const v1::PutPagesRequest& request,
-                               v1::PutPagesResponse* response) {
+absl::Status PageHandlers::PutPages(const Caller& caller, const v1::PutPagesRequest& request,
+                                    v1::PutPagesResponse* response) {
   RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
   StagingClaims claims(store_, caller.session.id);
   std::vector<kvstore::PageSource> pages;
@@ -65,8 +65,8 @@ absl::Status PageHandlers::Put(const Caller& caller, const v1::PutPagesRequest& 
   return absl::OkStatus();
 }
 
-absl::Status PageHandlers::Get(const Caller& caller, const v1::GetPagesRequest& request,
-                               v1::GetPagesResponse* response) {
+absl::Status PageHandlers::GetPages(const Caller& caller, const v1::GetPagesRequest& request,
+                                    v1::GetPagesResponse* response) {
   RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
   std::vector<std::string_view> keys;
   for (const v1::WantedPage& page : request.pages()) keys.push_back(page.key());
@@ -90,8 +90,8 @@ absl::Status PageHandlers::Get(const Caller& caller, const v1::GetPagesRequest& 
   return absl::OkStatus();
 }
 
-absl::Status PageHandlers::Find(const Caller& caller, const v1::FindPagesRequest& request,
-                                v1::FindPagesResponse* response) {
+absl::Status PageHandlers::FindPages(const Caller& caller, const v1::FindPagesRequest& request,
+                                     v1::FindPagesResponse* response) {
   RETURN_IF_ERROR(CheckCount("keys", request.keys_size(), kMaxPages));
   const std::vector<std::string_view> keys(request.keys().begin(), request.keys().end());
   constexpr uint64_t kMostMs = uint64_t{1} << 40;  // any lease beyond the limit is refused

@@ -21,12 +21,12 @@ class PageHandlers {
   PageHandlers(kvstore::Store& store, uint64_t max_message_bytes)
       : store_(store), max_message_bytes_(max_message_bytes) {}
 
-  absl::Status Put(const Caller& caller, const v1::PutPagesRequest& request,
-                   v1::PutPagesResponse* response);
-  absl::Status Get(const Caller& caller, const v1::GetPagesRequest& request,
-                   v1::GetPagesResponse* response);
-  absl::Status Find(const Caller& caller, const v1::FindPagesRequest& request,
-                    v1::FindPagesResponse* response);
+  absl::Status PutPages(const Caller& caller, const v1::PutPagesRequest& request,
+                        v1::PutPagesResponse* response);
+  absl::Status GetPages(const Caller& caller, const v1::GetPagesRequest& request,
+                        v1::GetPagesResponse* response);
+  absl::Status FindPages(const Caller& caller, const v1::FindPagesRequest& request,
+                         v1::FindPagesResponse* response);
 
  private:
   kvstore::Store& store_;

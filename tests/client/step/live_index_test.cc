@@ -182,7 +182,8 @@ TEST_F(LiveIndexTest, AStepAfterOneThatWaitedInVainGivesTheReason) {
   spec.capacity_bytes = 1 << 20;
   Cache small = Must(client_.OpenCache(spec));
   Sequence sequence = Create(small);
-  Ingest(sequence, 0, 100);
+  constexpr uint32_t kTokens = 30;  // too few for codebooks that are trained ahead
+  Ingest(sequence, 0, kTokens);
   std::vector<Sequence> others;  // fill the pool with rows
   const auto fill = [&] {
     Sequence& other = others.emplace_back(Must(small.CreateSequence()));
@@ -191,21 +192,21 @@ TEST_F(LiveIndexTest, AStepAfterOneThatWaitedInVainGivesTheReason) {
   };
   while (fill()) {
   }
-  MustBeOk(Begin(sequence, 100));
+  MustBeOk(Begin(sequence, kTokens));
   WaitIdle();
   ASSERT_EQ(Describe(sequence).live_index.code(), absl::StatusCode::kResourceExhausted);
-  const StepItem items[] = {{&sequence, 100}};
+  const StepItem items[] = {{&sequence, kTokens}};
   {
     Step step = Must(client_.BeginStep(items, &selection_, 20));
     std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
     EXPECT_EQ(step.Attend(0, layer_.queries(), output, lse).code(), PQC_DEADLINE_EXCEEDED);
   }
-  EXPECT_EQ(Begin(sequence, 100).code(), PQC_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Begin(sequence, kTokens).code(), PQC_RESOURCE_EXHAUSTED);
   WaitIdle();
   for (Sequence& other : others) MustBeOk(other.Drop());
-  EXPECT_EQ(Begin(sequence, 100).code(), PQC_RESOURCE_EXHAUSTED);  // starts the work again
+  EXPECT_EQ(Begin(sequence, kTokens).code(), PQC_RESOURCE_EXHAUSTED);  // starts the work again
   WaitIdle();
-  MustBeOk(Decode(sequence, layer_, 100));
+  MustBeOk(Decode(sequence, layer_, kTokens));
 }
 
 }  // namespace

@@ -76,10 +76,10 @@ StatusCode ExpectedOf(const Sequence& sequence) {
 void CallOne(World& world, Tenant& tenant, uint8_t number, Bytes& bytes) {
   using Function = void (*)(World&, Tenant&, Bytes&);
   static constexpr Function kFunctions[] = {
-      Create, Append,  Ingest,    Commit,       RacedCommit, Truncate, Fork,
-      Drop,   Suspend, Resume,    FetchBlocks,  FetchTokens, TopK,     Attend,
-      Score,  Match,   Build,     ClosePrefill, Attach,      Detach,   Admit,
-      Pin,    Evict,   OpenCache, Inspect,      EndSession,  Restart,  AttendRange};
+      Create,  Append,       Ingest,      Commit,      RacedCommit, Truncate, Fork,  Drop,
+      Suspend, Resume,       FetchBlocks, FetchTokens, TopK,        Attend,   Score, Match,
+      Build,   ClosePrefill, Attach,      Detach,      Admit,       Pin,      Evict, OpenCache,
+      Inspect, EndSession,   Restart,     AttendRange, Pages};
   static_assert(std::size(kFunctions) == static_cast<size_t>(CallKind::kCount));
   kFunctions[number % std::size(kFunctions)](world, tenant, bytes);
 }

@@ -39,6 +39,7 @@ enum class CallKind : uint8_t {
   kEndSession,
   kRestart,
   kAttendRange,
+  kPages,
   kCount,
 };
 
@@ -81,6 +82,8 @@ void Pin(World& world, Tenant& tenant, Bytes& bytes);
 void Evict(World& world, Tenant& tenant, Bytes& bytes);
 void OpenCache(World& world, Tenant& tenant, Bytes& bytes);
 void Inspect(World& world, Tenant& tenant, Bytes& bytes);
+
+void Pages(World& world, Tenant& tenant, Bytes& bytes);
 
 }  // namespace pqcached::fuzz
 

@@ -58,6 +58,7 @@ struct Tenant {
   std::vector<Sequence> sequences;
   std::vector<Lease> leases;
   std::vector<Names> ended;      // what may be retained
+  bool has_loose_pages = false;  // a changed request may have stored pages
   bool has_loose_names = false;  // a changed request may have named tokens
 
   // Returns whether a changed request may have used up the generations of the slot.

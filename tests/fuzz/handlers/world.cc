@@ -235,6 +235,10 @@ void World::Loosen(Tenant& tenant, const Message& request, bool succeeded) {
                      type == "IngestRequest";
   if (succeeded && names) tenant.has_loose_names = true;
   if (succeeded && type == "OpenCacheRequest") is_worn_ = true;
+  if (succeeded && type == "OpenPageCacheRequest") is_worn_ = true;
+  if (succeeded && type == "PutPagesRequest") {
+    for (Tenant& each : tenants_) each.has_loose_pages = true;
+  }
   LoosenIds(tenant, request, succeeded);
 }
 
@@ -376,8 +380,12 @@ void World::ExpectNothingIsLeft() {
   for (Tenant& tenant : tenants_) {
     for (const kvstore::CacheInfo& cache : store.ListCaches(tenant.name)) {
       if (cache.cache_id == tenant.cache_id && cache.sequence_count > 0) EndPrefixes(tenant);
+      if (cache.spec.kind != kvstore::CacheKind::kPages) continue;
+      const auto dropped = store.DropCache(tenant.name, cache.cache_id, /*force=*/true);
+      if (!dropped.ok()) Found("a page cache stays: " + dropped.status().ToString());
     }
   }
+  for (Tenant& tenant : tenants_) tenant.has_loose_pages = false;
   const auto used_bytes = [&] {
     size_t bytes = 0;
     for (const kvstore::CacheInfo& cache : store.ListCaches("")) bytes += cache.used_bytes;

@@ -136,8 +136,10 @@ absl::Status CheckQuota(const CacheSpec& spec) {
       absl::StrCat(spec.quota_bytes, ", must be at most capacity_bytes, ", spec.capacity_bytes));
 }
 
-// Checks that a page cache has nothing of a cache of rows.
-absl::Status CheckHasNoRows(const CacheSpec& spec) {
+// Checks that a page cache has a capacity, and nothing of a cache of rows.
+absl::Status CheckPageCache(const CacheSpec& spec) {
+  // A cache that grows would grow instead of evicting pages, which can be had again.
+  if (spec.capacity_bytes == 0) return InvalidArgument("capacity_bytes", "0");
   if (!spec.groups.empty()) return InvalidArgument("layer_groups", "a page cache has none");
   if (!spec.model_fingerprint.empty()) {
     return InvalidArgument("model_fingerprint", "a page cache has none");
@@ -161,7 +163,7 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     return OutOfLimits("name", spec.name.size(), 1, kMaxNameBytes, " bytes");
   }
   RETURN_IF_ERROR(CheckQuota(spec));
-  if (spec.kind == CacheKind::kPages) return CheckHasNoRows(spec);
+  if (spec.kind == CacheKind::kPages) return CheckPageCache(spec);
   if (spec.model_fingerprint.empty() || spec.model_fingerprint.size() > kMaxFingerprintBytes) {
     return OutOfLimits("model_fingerprint", spec.model_fingerprint.size(), 1, kMaxFingerprintBytes,
                        " bytes");

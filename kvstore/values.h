@@ -116,7 +116,7 @@ struct CacheInfo {
 // A page cache: pages under keys, in a pool of their own.
 struct PageCacheSpec {
   std::string name;           // 1..128 bytes; caches of rows and page caches share their names
-  size_t capacity_bytes = 0;  // of the pool, as in CacheSpec
+  size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to a multiple of kMinExtentBytes
   size_t quota_bytes = 0;  // limit of the bytes in use, at most capacity_bytes; 0 = capacity_bytes
 };
 

@@ -150,6 +150,11 @@ class RemoteReads final : public ReadBackend {
 
   pqc_status Begin(const pqc_step& step, StepItem& item, uint64_t* token_count) override {
     SequenceState& sequence = *item.sequence;
+    if (step.no_wait && sequence.token_count >= item.query_position) {
+      // An answer that a poll has not used says nothing about a later position.
+      const base::MutexLock lock(&sequence.preparation.mutex);
+      sequence.preparation.described_at = {};
+    }
     if (sequence.token_count < item.query_position) {  // other calls may have added rows
       if (step.no_wait) return BeginByPolling(item, token_count);
       pqc_sequence_info info = PQC_INIT(pqc_sequence_info);

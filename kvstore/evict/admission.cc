@@ -73,7 +73,8 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
   FreeMap free = cache.pool->free_map(growable_bytes);
   Admission admission{.needed_bytes = demand.bytes(), .limit_bytes = free.limit_bytes()};
   const RunAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
-  const FreeMap most(empty, free.limit_bytes());
+  // The limits may leave more to a cache that grows when others have become smaller.
+  const FreeMap most(empty, cache.spec.grows ? usage.capacity_bytes : free.limit_bytes());
   if (!most.Fits(demand)) {
     admission.verdict = Verdict::kExceedsCapacity;
     admission.shortfall_bytes = most.ShortfallBytes(demand);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,32 +37,52 @@ bool HasRoom(const Cache& cache, const SegmentEntry& entry) {
   return cache.pool->free_map().Fits(ExtentDemand(sizes_bytes));
 }
 
+struct Shrunk {
+  uint64_t segment_id = 0;  // of the segment that the copy replaces
+  SegmentEntry copy;
+};
+
+// Copies the first segment that can be shrunk, if there is room; nothing otherwise.
+std::optional<Shrunk> CopyFirst(const Cache& cache, const Snapshot& snapshot) {
+  for (const SegmentEntry& entry : snapshot.list->segments) {
+    if (!CanShrink(snapshot, entry) || !HasRoom(cache, entry)) continue;
+    auto copy = CopySegment(cache, entry);
+    if (!copy.ok()) return std::nullopt;  // another call took the room
+    return Shrunk{.segment_id = entry.rows->segment_id(), .copy = *std::move(copy)};
+  }
+  return std::nullopt;
+}
+
+absl::Status Replace(Sequence& sequence, Shrunk shrunk) {
+  std::vector<SegmentEntry> replacement;
+  replacement.push_back(std::move(shrunk.copy));
+  return sequence.ReplaceSegments({&shrunk.segment_id, 1}, std::move(replacement));
+}
+
 }  // namespace
 
 absl::StatusOr<bool> ShrinkSegment(const Cache& cache, Sequence& sequence,
                                    const Snapshot& snapshot) {
-  for (const SegmentEntry& entry : snapshot.list->segments) {
-    if (!CanShrink(snapshot, entry)) continue;
-    if (!HasRoom(cache, entry)) return false;
-    auto copy = CopySegment(cache, entry);
-    if (!copy.ok()) return false;  // another call took the room
-    const uint64_t segment_id = entry.rows->segment_id();
-    std::vector<SegmentEntry> replacement;
-    replacement.push_back(*std::move(copy));
-    RETURN_IF_ERROR(sequence.ReplaceSegments({&segment_id, 1}, std::move(replacement)));
-    return true;
-  }
-  return false;
+  auto shrunk = CopyFirst(cache, snapshot);
+  if (!shrunk.has_value()) return false;
+  RETURN_IF_ERROR(Replace(sequence, *std::move(shrunk)));
+  return true;
 }
 
 void ShrinkSegments(const Cache& cache, const std::shared_ptr<Sequence>& sequence) {
-  // While another build begins or a writer appends, the segments that it has read must stay.
-  const auto lease = WriteLease::TakeShort(sequence, SteadyTime::Now());
-  while (lease.ok()) {
+  while (true) {
     const auto snapshot = sequence->Peek();
     if (!snapshot.ok()) return;
-    const auto shrunk = ShrinkSegment(cache, *sequence, **snapshot);
-    if (!shrunk.ok() || !*shrunk) return;
+    auto shrunk = CopyFirst(cache, **snapshot);
+    if (!shrunk.has_value()) return;
+    // While another build begins or a writer appends, the segments that it has read must stay.
+    const auto lease = WriteLease::TakeShort(sequence, SteadyTime::Now());
+    const auto newest = sequence->Peek();
+    if (!lease.ok() || !newest.ok() ||
+        (*newest)->list->indexes.size() != (*snapshot)->list->indexes.size() ||
+        !Replace(*sequence, *std::move(shrunk)).ok()) {
+      return;
+    }
   }
 }
 

@@ -63,14 +63,15 @@ size_t MemoryLedger::UnallocatedBytes() const {
   return bytes;
 }
 
-absl::Status MemoryLedger::BeginAllocation(size_t bytes) {
+absl::Status MemoryLedger::BeginAllocation(size_t bytes, bool promised) {
   const MemoryLimits limits = ReadMemoryLimits(memory_root_);
   const MutexLock lock(&mutex_);
-  const size_t wanted_bytes = bytes + in_progress_bytes_ + kMarginBytes;
+  const size_t kept_bytes = kMarginBytes + (promised ? 0 : UnallocatedBytes());
+  const size_t wanted_bytes = bytes + in_progress_bytes_ + kept_bytes;
   if (wanted_bytes > limits.available_bytes) {
     return ShortOf(Shortage::kMemory, "",
                    absl::StrCat(bytes, " bytes; ", limits.source, " leaves ",
-                                limits.available_bytes, ", of which ", kMarginBytes, " stay free, ",
+                                limits.available_bytes, ", of which ", kept_bytes, " stay free, ",
                                 wanted_bytes - limits.available_bytes, " bytes short"),
                    kRetryMemory);
   }
@@ -101,7 +102,9 @@ std::vector<MemoryAccount> MemoryLedger::Accounts() const {
 }
 
 absl::Status MemoryPromise::Allocate(size_t bytes, absl::FunctionRef<bool()> make_present) {
-  RETURN_IF_ERROR(ledger_->BeginAllocation(bytes));
+  // The bytes that tables and rings need beyond their promises are few.
+  const bool promised = use_ != MemoryUse::kPool || bytes_ > 0;
+  RETURN_IF_ERROR(ledger_->BeginAllocation(bytes, promised));
   const bool granted = make_present();
   ledger_->EndAllocation(bytes);
   if (granted) return absl::OkStatus();

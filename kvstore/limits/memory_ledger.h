@@ -54,8 +54,9 @@ class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
  private:
   friend class MemoryPromise;
 
-  // Admits the allocation of `bytes`, which are then in progress.
-  absl::Status BeginAllocation(size_t bytes);
+  // Admits the allocation of `bytes`, which are then in progress. Bytes that are not promised may
+  // not be those that are promised to others.
+  absl::Status BeginAllocation(size_t bytes, bool promised);
   void EndAllocation(size_t bytes);
   void Remove(MemoryPromise* promise);
   size_t UnallocatedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

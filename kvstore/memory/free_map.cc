@@ -19,8 +19,10 @@ void ExtentDemand::Add(size_t size_bytes, uint64_t extent_count) {
   }
 }
 
-void FreeMap::Free(UnitRange units) {
-  if (!pinned_units_.contains(units.begin) && units_.IsUsed(units)) units_.Free(units);
+bool FreeMap::Free(UnitRange units) {
+  if (pinned_units_.contains(units.begin) || !units_.IsUsed(units)) return false;
+  units_.Free(units);
+  return true;
 }
 
 bool FreeMap::Fits(const ExtentDemand& demand) const { return ShortfallBytes(demand) == 0; }

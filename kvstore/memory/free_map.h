@@ -51,7 +51,9 @@ class FreeMap {
 
   // No effect if some of the units are free in the copy: a plan may name memory that was allocated
   // after the copy was made.
-  void Free(UnitRange units);
+  //
+  // Returns whether the units have become free.
+  bool Free(UnitRange units);
 
   // Returns true when all extents could be allocated together.
   bool Fits(const ExtentDemand& demand) const;

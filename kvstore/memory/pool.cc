@@ -342,9 +342,11 @@ void Pool::RefuseUse(std::string why) {
 }
 
 void Pool::ReturnGrant() {
-  const MutexLock lock(&mutex_);
   if (!grows_) return;
-  const size_t most_bytes = std::max({UsedBytes(), peak_used_bytes_, previous_peak_bytes_});
+  const size_t kept_bytes = KeepsPages() ? capacity_bytes_ - absent_bytes() : 0;
+  const MutexLock lock(&mutex_);
+  const size_t most_bytes =
+      std::max({UsedBytes(), peak_used_bytes_, previous_peak_bytes_, kept_bytes});
   const size_t steps = (most_bytes + kGrantBytes - 1) / kGrantBytes;
   granted_bytes_ = std::min(granted_bytes_, steps * kGrantBytes);
 }
@@ -393,6 +395,8 @@ size_t Pool::ReturnFreePages(size_t wanted_bytes) {
   return returned_bytes;
 }
 
+bool Pool::KeepsPages() const { return strict_ || IsOnHugetlbfs(memfd_.get()); }
+
 size_t Pool::ReturnUnusedPages() {
   size_t allowed_bytes = idle_reserve_bytes_;
   {
@@ -403,7 +407,7 @@ size_t Pool::ReturnUnusedPages() {
     peak_used_bytes_ = used_bytes;
     allowed_bytes += most_bytes + most_bytes / kSpareParts;
   }
-  if (strict_ || IsOnHugetlbfs(memfd_.get())) return 0;
+  if (KeepsPages()) return 0;
   const size_t resident_bytes = capacity_bytes_ - absent_bytes();
   return resident_bytes > allowed_bytes ? ReturnFreePages(resident_bytes - allowed_bytes) : 0;
 }
@@ -505,6 +509,7 @@ std::optional<Extent> Pool::Claim(ExtentRef extent, size_t size_bytes) {
 }
 
 void Pool::BeginQuarantine() {
+  const size_t kept_bytes = capacity_bytes_ - absent_bytes();
   const MutexLock lock(&mutex_);
   const auto unit_count = static_cast<uint32_t>(capacity_bytes_ >> kExtentUnitShift);
   std::vector<bool> known(unit_count);
@@ -522,6 +527,7 @@ void Pool::BeginQuarantine() {
     begin = end;
   }
   GrantClaimed();
+  if (grows_ && KeepsPages()) granted_bytes_ = std::max(granted_bytes_, kept_bytes);
 }
 
 bool Pool::EndQuarantine() {

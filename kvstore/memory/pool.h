@@ -129,7 +129,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Sets the text that errors of Allocate append when the granted use is the limit.
   void RefuseUse(std::string why);
   // Reduces the granted use to the most bytes that were in use since the last but one
-  // ReturnUnusedPages, rounded up to kGrantBytes.
+  // ReturnUnusedPages, rounded up to kGrantBytes, and at least to the pages that cannot return.
   void ReturnGrant();
 
   // Limits the bytes in use from now on to the minimum of `bytes`, the quota and the granted use;
@@ -174,6 +174,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   size_t UsedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
   }
+  // Returns whether pages stay in the pool when they are unused.
+  bool KeepsPages() const;
   // Grants the bytes in use of an earlier process.
   void GrantClaimed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Pool(FileDescriptor memfd, Options options, size_t page_bytes,

@@ -124,6 +124,7 @@ KeyedPages::PagePointer KeyedPages::Touch(std::string_view key, SteadyTime lease
   entries_.splice(entries_.begin(), entries_, found->second);
   Entry& entry = entries_.front();
   entry.leased_until = std::max(entry.leased_until, leased_until);
+  leased_until_ = std::max(leased_until_, leased_until);
   return entry.page;
 }
 
@@ -199,15 +200,19 @@ bool KeyedPages::MakeRoom(std::span<const size_t> sizes_bytes) {
   std::vector<Entry> evicted;  // destroyed without the lock
   const SteadyTime now = SteadyTime::Now();
   FreeMap free = pool_->free_map();
+  // Fits copies the map of the pool, so it is asked only when the longest extent finds a run.
+  const size_t longest_bytes =
+      demand.counts().empty() ? 0 : size_t{demand.counts().begin()->first} << kExtentUnitShift;
+  const auto fits = [&] { return free.largest_free_bytes() >= longest_bytes && free.Fits(demand); };
   const MutexLock lock(&mutex_);
   std::vector<Entries::iterator> victims;
-  for (auto entry = entries_.end(); !free.Fits(demand) && entry != entries_.begin();) {
+  for (auto entry = entries_.end(); !fits() && entry != entries_.begin();) {
     --entry;
-    if (!IsEvictable(*entry, now)) continue;
-    free.Free(entry->page->extent().units());
-    victims.push_back(entry);
+    if (IsEvictable(*entry, now) && free.Free(entry->page->extent().units())) {
+      victims.push_back(entry);
+    }
   }
-  if (!free.Fits(demand)) return false;
+  if (!fits()) return false;
   for (const auto victim : victims) {
     ++counts_.evicted_pages;
     counts_.evicted_bytes += victim->page->bytes().size();
@@ -234,18 +239,14 @@ size_t KeyedPages::Evict(size_t bytes) {
 }
 
 bool KeyedPages::HasLease() const {
-  const SteadyTime now = SteadyTime::Now();
   const MutexLock lock(&mutex_);
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [&](const Entry& entry) { return entry.leased_until > now; });
+  return leased_until_ > SteadyTime::Now();
 }
 
 absl::Status KeyedPages::Close(bool force) {
-  const SteadyTime now = SteadyTime::Now();
   {
     const MutexLock lock(&mutex_);
-    for (const Entry& entry : entries_) {
-      if (force || entry.leased_until <= now) continue;
+    if (!force && leased_until_ > SteadyTime::Now()) {
       return FailedPrecondition("cache_id", "a page of the cache is leased");
     }
     closed_ = true;
@@ -259,6 +260,7 @@ void KeyedPages::Clear() {
   const MutexLock lock(&mutex_);
   by_key_.clear();
   cleared.swap(entries_);
+  leased_until_ = {};
   counts_.page_count = 0;
   counts_.bytes = 0;
 }
@@ -301,21 +303,22 @@ uint32_t KeyedPages::Recover(std::vector<std::string>& dropped) {
     if (each.page != nullptr) recovered.push_back(std::move(each));
   }
   std::sort(recovered.begin(), recovered.end(), [](const Recovered& a, const Recovered& b) {
-    return a.page->record().number < b.page->record().number;
+    return a.page->record().number > b.page->record().number;
   });
   {
     const MutexLock lock(&mutex_);
+    if (!recovered.empty()) next_number_ = recovered.front().page->record().number + 1;
+    // Of two pages with one key, the one that was stored last counts.
     for (Recovered& each : recovered) {
       if (by_key_.contains(each.key)) {
         dropped.push_back("a page: another one has its key");
         continue;
       }
-      next_number_ = each.page->record().number + 1;
       ++counts_.page_count;
       counts_.bytes += each.page->bytes().size();
-      entries_.push_front(
+      entries_.push_back(
           {.key = std::move(each.key), .page = std::move(each.page), .leased_until = {}});
-      by_key_.emplace(entries_.front().key, entries_.begin());
+      by_key_.emplace(entries_.back().key, std::prev(entries_.end()));
     }
   }
   recovered.clear();

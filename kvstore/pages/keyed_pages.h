@@ -74,7 +74,7 @@ class KeyedPages {
   bool MakeRoom(std::span<const size_t> sizes_bytes);
   // Evicts pages that hold about `bytes`; returns the number of bytes that are freed.
   size_t Evict(size_t bytes);
-  // Returns whether a page is leased.
+  // Returns whether a page is leased, or was before it was found broken.
   bool HasLease() const;
   // Removes all pages, leased ones too. After Close no page is stored.
   //
@@ -130,6 +130,7 @@ class KeyedPages {
   Entries entries_ ABSL_GUARDED_BY(mutex_);  // the one that was used last comes first
   std::unordered_map<std::string_view, Entries::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  SteadyTime leased_until_ ABSL_GUARDED_BY(mutex_) = {};  // end of the last lease of a page
   PageCounts counts_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -101,11 +101,12 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<c
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
                                     bool has_live_index, uint64_t first_position,
                                     std::span<const LayerRows> layers) {
+  ASSIGN_OR_RETURN(const auto all, CheckAppend(*cache, layers));
   ASSIGN_OR_RETURN(const auto base, lease.sequence().Read());
-  const uint32_t tail_tokens = cache->segmenting.NextTailTokens(base->token_count());
+  const uint32_t tail_tokens = cache->segmenting.NextTailTokens(
+      base->token_count(), all.empty() ? 0 : all.front().token_count);
   ASSIGN_OR_RETURN(auto writer,
                    SegmentWriter::Begin(std::move(cache), std::move(lease), tail_tokens));
-  ASSIGN_OR_RETURN(const auto all, CheckAppend(writer.cache(), layers));
   uint32_t new_count = 0;
   for (const CheckedRows& rows : all) {
     ASSIGN_OR_RETURN(

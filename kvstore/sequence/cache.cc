@@ -18,10 +18,12 @@ SegmentingOptions SegmentingOptions::Of(const StoreOptions& options) {
           .prefill_cost = options.prefill_cost};
 }
 
-uint32_t SegmentingOptions::NextTailTokens(uint32_t stored_tokens) const {
+uint32_t SegmentingOptions::NextTailTokens(uint32_t stored_tokens, uint32_t new_tokens) const {
   constexpr uint32_t kPartsOfSequence = 16;
-  return std::min(std::max(RoundUpToBlock(stored_tokens / kPartsOfSequence), kBlockTokens),
-                  tail_tokens);
+  const uint32_t wanted = RoundUpToBlock(std::max(stored_tokens / kPartsOfSequence, new_tokens));
+  const uint32_t tokens = std::min(std::max(wanted, kBlockTokens), tail_tokens);
+  // A segment of segment_tokens slots counts as one of the prefill (IsTail).
+  return tokens == segment_tokens && tokens < tail_tokens ? tokens + kBlockTokens : tokens;
 }
 
 absl::StatusOr<uint32_t> Cache::LayerSlot(uint32_t layer) const {

@@ -36,8 +36,9 @@ struct SegmentingOptions {
 
   static SegmentingOptions Of(const StoreOptions& options);
 
-  // Returns the capacity of the next segment that Append opens: short sequences get short ones.
-  uint32_t NextTailTokens(uint32_t stored_tokens) const;
+  // Returns the capacity of the next segment that Append opens: short sequences get short ones, but
+  // not a small part of the rows of one call.
+  uint32_t NextTailTokens(uint32_t stored_tokens, uint32_t new_tokens) const;
   // Returns whether a segment of this capacity has no more tokens than one that Append opens.
   bool IsTail(uint32_t slot_capacity) const {
     return slot_capacity <= tail_tokens &&

@@ -148,6 +148,7 @@ CacheSpec Caches::Resolved(std::string_view tenant, const CacheSpec& spec) const
   resolved.grows = true;
   resolved.capacity_bytes = std::min(
       {options_.max_pool_bytes, quotas_.Of(tenant).max_bytes, kMinExtentBytes << kMaxExtentOrder});
+  resolved.quota_bytes = std::min(resolved.quota_bytes, resolved.capacity_bytes);
   return resolved;
 }
 

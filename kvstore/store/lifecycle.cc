@@ -216,7 +216,7 @@ void Lifecycle::Retain(const StoredSequence& stored) {
   }
   DropRedundant(*retained, keys);
   const PoolUsage usage = cache.pool->usage();
-  const auto most_bytes = static_cast<size_t>(static_cast<double>(usage.capacity_bytes) *
+  const auto most_bytes = static_cast<size_t>(static_cast<double>(cache.pool->granted_bytes()) *
                                               parts_.options.max_retained_share);
   if (usage.used_bytes > most_bytes) parts_.evictor.ShrinkRetained(cache, most_bytes);
 }

@@ -47,7 +47,7 @@ typedef struct pqc_page_cache pqc_page_cache;
 typedef struct pqc_page_cache_spec {
   size_t struct_size;
   const char* name;        /* 1..128 bytes; page caches and other caches share their names */
-  uint64_t capacity_bytes; /* memory of the pages; 0: it grows within the tenant's quota */
+  uint64_t capacity_bytes; /* memory of the pages, at least 1; rounded up to whole units */
   uint64_t quota_bytes;    /* bytes that may be in use, at most the capacity; 0 = the capacity */
 } pqc_page_cache_spec;
 

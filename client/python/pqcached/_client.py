@@ -107,11 +107,11 @@ class Client(EventSource):
         assert handle.value
         return Cache(self, handle.value, groups)
 
-    def open_page_cache(self, name: str, *, capacity_bytes: int = 0, quota_bytes: int = 0) -> PageCache:
+    def open_page_cache(self, name: str, *, capacity_bytes: int, quota_bytes: int = 0) -> PageCache:
         """Opens the tenant's page cache of this name; creates it if it does not exist.
 
         name: 1..128 bytes; page caches and other caches share their names. capacity_bytes: memory
-        of the pages; 0: it grows within the tenant's quota. quota_bytes: bytes that may be in use; 0 = the capacity. An open page cache
+        of the pages. quota_bytes: bytes that may be in use; 0 = the capacity. An open page cache
         keeps its own. Raises FailedPrecondition (a cache of rows has the name), InvalidArgument,
         ResourceExhausted, Unimplemented (libpqcached_rpc or the sidecar is older).
         """

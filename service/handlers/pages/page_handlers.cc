@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
@@ -18,6 +19,10 @@ namespace {
 
 // Bytes of a response apart from the contents of its pages, for each page.
 constexpr uint64_t kGotPageBytes = 32;
+// Pages that are found at a time: those behind a full response are neither counted nor held.
+constexpr int kGroupPages = 64;
+// Bytes of the pages of one call: staged bytes may be named several times.
+constexpr uint64_t kMaxPutBytes = uint64_t{1} << 30;
 
 static_assert(static_cast<int>(kvstore::PageOutcome::kStored) == v1::PAGE_OUTCOME_STORED &&
               static_cast<int>(kvstore::PageOutcome::kPresent) == v1::PAGE_OUTCOME_PRESENT &&
@@ -36,12 +41,16 @@ absl::StatusOr<std::span<const std::byte>> ContentOf(const v1::Page& page, const
   return InvalidArgument(field + ".data", "missing: content or staging");
 }
 
-// Returns the status with "pages[i].key" in place of the field "keys[i]".
-absl::Status KeysInPages(const absl::Status& status) {
-  constexpr std::string_view kKeys = "keys";
+// Returns the status with "pages[first + i].key" in place of the field "keys[i]".
+absl::Status KeysInPages(const absl::Status& status, int first) {
+  constexpr std::string_view kKeys = "keys[";
   const std::string field = kvstore::FieldOf(status);
-  if (!field.starts_with(kKeys)) return status;
-  return ReplaceField(absl::StrCat("pages", field.substr(kKeys.size()), ".key"), status);
+  int number = 0;
+  if (!field.starts_with(kKeys) ||
+      !absl::SimpleAtoi(field.substr(kKeys.size(), field.size() - kKeys.size() - 1), &number)) {
+    return status;
+  }
+  return ReplaceField(absl::StrCat("pages[", first + number, "].key"), status);
 }
 
 }  // namespace
@@ -51,10 +60,16 @@ absl::Status PageHandlers::PutPages(const Caller& caller, const v1::PutPagesRequ
   RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
   StagingClaims claims(store_, caller.session.id);
   std::vector<kvstore::PageSource> pages;
+  uint64_t put_bytes = 0;
   for (int i = 0; i < request.pages_size(); ++i) {
     const v1::Page& page = request.pages(i);
     ASSIGN_OR_RETURN(const auto content, ContentOf(page, absl::StrCat("pages[", i, "]"), claims));
     pages.push_back({.key = page.key(), .bytes = content});
+    put_bytes += content.size();
+  }
+  if (put_bytes > kMaxPutBytes) {
+    return InvalidArgument("pages",
+                           absl::StrCat(put_bytes, " bytes, must be at most ", kMaxPutBytes));
   }
   RETURN_IF_ERROR(caller.Check());
   ASSIGN_OR_RETURN(const auto outcomes,
@@ -68,14 +83,21 @@ absl::Status PageHandlers::PutPages(const Caller& caller, const v1::PutPagesRequ
 absl::Status PageHandlers::GetPages(const Caller& caller, const v1::GetPagesRequest& request,
                                     v1::GetPagesResponse* response) {
   RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
-  std::vector<std::string_view> keys;
-  for (const v1::WantedPage& page : request.pages()) keys.push_back(page.key());
-  const auto found =
-      store_.FindPages(caller.session.tenant, request.cache_id(), keys, absl::ZeroDuration());
-  if (!found.ok()) return KeysInPages(found.status());
   uint64_t response_bytes = 0;
+  std::vector<kvstore::FoundPage> group;
   for (int i = 0; i < request.pages_size(); ++i) {
-    const std::span<const std::byte> bytes = (*found)[static_cast<size_t>(i)].bytes;
+    const int in_group = i % kGroupPages;
+    if (in_group == 0) {
+      std::vector<std::string_view> keys;
+      for (int j = i; j < std::min(i + kGroupPages, request.pages_size()); ++j) {
+        keys.push_back(request.pages(j).key());
+      }
+      auto found =
+          store_.FindPages(caller.session.tenant, request.cache_id(), keys, absl::ZeroDuration());
+      if (!found.ok()) return KeysInPages(found.status(), i);
+      group = *std::move(found);
+    }
+    const std::span<const std::byte> bytes = group[static_cast<size_t>(in_group)].bytes;
     const bool fits = bytes.size() <= request.pages(i).capacity_bytes();
     response_bytes += kGotPageBytes + (fits ? bytes.size() : 0);
     if (absl::Status status = CheckResponseBytes(response_bytes, max_message_bytes_);

@@ -187,7 +187,9 @@ TEST_P(PageCacheTest, ADroppedPageCacheIsNotFound) {
 }
 
 TEST_P(PageCacheTest, RefusalsNameTheFieldAndTheLimit) {
-  EXPECT_TRUE(Open(0, "grows").ok());
+  const Status none = Open(0).status();
+  EXPECT_EQ(none.code(), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(none.field(), "spec.capacity_bytes");
   const Status unnamed = Open(1 << 20, "").status();
   EXPECT_EQ(unnamed.field(), "spec.name");
   ASSERT_TRUE(client_.OpenCache(SpecOf("rows", {0})).ok());

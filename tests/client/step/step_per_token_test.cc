@@ -142,8 +142,8 @@ TEST_F(PerTokenTest, WhatIsNotSupportedIsNamed) {
            second = FillModel(cache_, model_, 300, kSink);
   const std::vector<DecodeItem> batch = {{&sequence, &model_, 300, 2}, {&second, &model_, 300, 4}};
   DecodeArguments from(batch, 0);
-  Expect(client_.BeginStep(ItemsOf(batch), &few_, 0, PQC_STEP_SELECT_PER_TOKEN * 2).status(),
-         PQC_UNIMPLEMENTED, "options.flags", "8 has flags");
+  Expect(client_.BeginStep(ItemsOf(batch), &few_, 0, PQC_STEP_DECODES * 2).status(),
+         PQC_UNIMPLEMENTED, "options.flags", "16 has flags");
   Step step = Must(client_.BeginStep(ItemsOf(batch), &few_, 0, PQC_STEP_SELECT_PER_TOKEN));
   Expect(step.TopKPages(0, from.query_tensor(), {}).status(), PQC_UNIMPLEMENTED, "step",
          "PQC_STEP_SELECT_PER_TOKEN");

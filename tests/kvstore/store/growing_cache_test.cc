@@ -171,7 +171,8 @@ TEST_F(GrowingCache, AdmissionCountsWhatItMayGrowBy) {
   EXPECT_EQ(admit(164 * kMiB).verdict, Verdict::kExceedsCapacity);
   EXPECT_EQ(admit(164 * kMiB).limit_bytes, 160 * kMiB);
   ASSERT_TRUE(Open(SpecOf("other", 64 * kMiB)).ok());
-  EXPECT_EQ(admit(120 * kMiB).verdict, Verdict::kExceedsCapacity);
+  EXPECT_EQ(admit(120 * kMiB).verdict, Verdict::kRetryable);
+  EXPECT_EQ(admit(120 * kMiB).shortfall_bytes, 24 * kMiB);
   EXPECT_EQ(admit(96 * kMiB).verdict, Verdict::kFitsNow);
 }
 
@@ -180,7 +181,9 @@ TEST_F(GrowingCache, TheNextProcessFindsItWithWhatItUses) {
   StoreOptions options = Options(160 * kMiB);
   options.keeper = &keeper;
   Start(options);
-  const auto id = Open(SpecOf("grows"));
+  CacheSpec spec = SpecOf("grows");
+  spec.quota_bytes = 512 * kMiB;  // more than it can ever have
+  const auto id = Open(spec);
   ASSERT_TRUE(id.ok()) << id.status();
   ASSERT_TRUE(Fill(*id, 80 * kMiB).ok());
   Start(options);

@@ -80,6 +80,16 @@ TEST_F(MemoryLedgerTest, AllocatesOnlyWhatIsThereNow) {
   EXPECT_TRUE((*promise)->Allocate(99 * kMiB, make_present).ok());
 }
 
+TEST_F(MemoryLedgerTest, APoolThatGrowsLeavesWhatIsPromisedToOthers) {
+  const auto promise = Promise(300);
+  ASSERT_TRUE(promise.ok()) << promise.status();
+  const auto grows = ledger_->Restore("b", MemoryUse::kPool, 0);
+  const auto make_present = [] { return true; };
+  ExpectShort(grows->Allocate(137 * kMiB, make_present), "", kRetryMemory, 1);
+  EXPECT_TRUE(grows->Allocate(136 * kMiB, make_present).ok());
+  EXPECT_TRUE((*promise)->Allocate(300 * kMiB, make_present).ok());
+}
+
 TEST_F(MemoryLedgerTest, AnAllocationInProgressCountsForOthers) {
   const auto promise = Promise(300);
   ASSERT_TRUE(promise.ok()) << promise.status();

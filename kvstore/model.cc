@@ -158,6 +158,14 @@ float LayerGroup::scale() const {
   return softmax_scale > 0 ? softmax_scale : 1.0f / std::sqrt(static_cast<float>(key_dim));
 }
 
+CacheSpec ResolveCapacity(CacheSpec spec, size_t most_bytes) {
+  if (spec.capacity_bytes > 0) return spec;
+  spec.grows = true;
+  spec.capacity_bytes = most_bytes;
+  spec.quota_bytes = std::min(spec.quota_bytes, most_bytes);
+  return spec;
+}
+
 absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
     return OutOfLimits("name", spec.name.size(), 1, kMaxNameBytes, " bytes");

@@ -89,6 +89,8 @@ struct CacheSpec {
   CacheKind kind = CacheKind::kRows;
 };
 
+// Returns the spec of the cache that is made: with capacity_bytes 0, it may grow to `most_bytes`.
+CacheSpec ResolveCapacity(CacheSpec spec, size_t most_bytes);
 // Checks every field. Errors: kInvalidArgument or kUnimplemented; the message names the field and
 // the limit.
 absl::Status ValidateCacheSpec(const CacheSpec& spec);

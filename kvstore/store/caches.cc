@@ -142,14 +142,9 @@ absl::Status Caches::CheckRoom(std::string_view tenant, size_t bytes, const Room
 }
 
 CacheSpec Caches::Resolved(std::string_view tenant, const CacheSpec& spec) const {
-  CacheSpec resolved = spec;
-  if (spec.capacity_bytes > 0) return resolved;
   const MutexLock lock(&mutex_);
-  resolved.grows = true;
-  resolved.capacity_bytes = std::min(
-      {options_.max_pool_bytes, quotas_.Of(tenant).max_bytes, kMinExtentBytes << kMaxExtentOrder});
-  resolved.quota_bytes = std::min(resolved.quota_bytes, resolved.capacity_bytes);
-  return resolved;
+  return ResolveCapacity(spec, std::min({options_.max_pool_bytes, quotas_.Of(tenant).max_bytes,
+                                         kMinExtentBytes << kMaxExtentOrder}));
 }
 
 size_t Caches::GrowableBytes(const CachePointer& cache) const {

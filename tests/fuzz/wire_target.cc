@@ -93,16 +93,18 @@ void ReadCacheSpec(Bytes& bytes) {
   const absl::Status valid = kvstore::ValidateCacheSpec(*spec);
   CheckRefusal(valid);
   if (!valid.ok()) return;
+  const kvstore::CacheSpec made = kvstore::ResolveCapacity(*spec, size_t{1} << 30);
   std::vector<std::byte> record(size_t{1} << 16);
   kvstore::RecordWriter writer(record);
-  kvstore::WriteSpec(*spec, writer);
+  kvstore::WriteSpec(made, writer);
   if (!writer.ok()) return;
   const std::span<const std::byte> written(record.data(), writer.size_bytes());
   kvstore::RecordReader reader(written);
   const auto read = kvstore::ReadSpec(reader);
   if (!read.has_value() || read->name != spec->name || read->groups.size() != spec->groups.size() ||
       read->default_index != spec->default_index || read->rank != spec->rank ||
-      read->quota_bytes != spec->quota_bytes) {
+      read->quota_bytes != made.quota_bytes || read->capacity_bytes != made.capacity_bytes ||
+      read->grows != made.grows) {
     Found("a valid spec does not survive its record");
   }
 }

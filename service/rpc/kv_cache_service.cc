@@ -4,7 +4,7 @@
 
 namespace pqcached::service {
 
-KvCacheService::KvCacheService(Parts parts)
+KvCacheService::KvCacheService(const Parts& parts)
     : parts_(parts), streams_(std::make_unique<SessionStreams>()) {}
 
 KvCacheService::~KvCacheService() = default;

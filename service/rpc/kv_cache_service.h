@@ -32,7 +32,7 @@ class KvCacheService final
     Entrance entrance = {};
   };
 
-  explicit KvCacheService(Parts parts);
+  explicit KvCacheService(const Parts& parts);
   ~KvCacheService() override;
 
   // Ends all session streams with `status`; their sequences are dropped soon afterwards.

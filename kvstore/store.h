@@ -86,7 +86,9 @@ struct StoreOptions {
   uint32_t max_caches = 64;
   uint32_t max_sequences = 4096;   // per cache
   uint32_t segment_tokens = 8192;  // capacity of a prefill segment; a multiple of kBlockTokens
-  uint32_t tail_tokens = 1024;     // capacity of a tail segment; a multiple of kBlockTokens
+  // Most capacity of a segment of appended tokens; a multiple of kBlockTokens. Short sequences get
+  // shorter ones.
+  uint32_t tail_tokens = 1024;
   // Tokens that a codebook is trained on at least, or all tokens of the sequence.
   uint32_t codebook_tokens = 32768;
   uint32_t train_tokens = 8192;  // sample of a live codebook, per kv head

@@ -382,7 +382,7 @@ std::vector<ConfigKey> MakeKeys() {
   keys.push_back(CountKey("segment_tokens", "Capacity of a prefill segment, a multiple of 128.",
                           &Config::segment_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
   keys.push_back(CountKey("tail_tokens",
-                          "Capacity of an active segment (appended tokens), a multiple of 128.",
+                          "Most capacity of a segment of appended tokens, a multiple of 128.",
                           &Config::tail_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
   keys.push_back(CountKey("codebook_tokens",
                           "Tokens that one generation of codebooks covers, at least.",

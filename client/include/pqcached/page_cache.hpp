@@ -35,14 +35,14 @@ struct PageCacheSpec {
   uint64_t quota_bytes = 0;
 };
 
-// A page to store, and what became of it (pqc_page_source).
+// A page to store, and its outcome (pqc_page_source).
 struct PageSource {
   std::string_view key;
   std::span<const std::byte> data;
   pqc_page_outcome outcome = PQC_PAGE_UNKNOWN;
 };
 
-// Memory for a page, and what became of it (pqc_page_target).
+// Memory for a page, and the outcome (pqc_page_target).
 struct PageTarget {
   std::string_view key;
   std::span<std::byte> data;

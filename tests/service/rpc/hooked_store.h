@@ -17,6 +17,7 @@ struct StoreHooks {
   std::function<void()> before_top_k = [] {};
   std::function<void()> before_create_sequence = [] {};
   std::function<void()> before_ingest = [] {};
+  std::function<void()> after_begin_ingest = [] {};
   std::function<void(const kvstore::BuildSpec&)> before_build = [](const auto&) {};
   // Stands for the progress of a build: passes `progress` on as it likes.
   std::function<bool(const kvstore::BuildProgress&,
@@ -176,7 +177,9 @@ class HookedStore final : public kvstore::Store {
   absl::StatusOr<std::unique_ptr<kvstore::IngestTransaction>> BeginIngest(
       std::string_view tenant, uint64_t sequence_id) override {
     hooks_.before_ingest();
-    return store_->BeginIngest(tenant, sequence_id);
+    auto ingest = store_->BeginIngest(tenant, sequence_id);
+    hooks_.after_begin_ingest();
+    return ingest;
   }
   absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position,

@@ -213,9 +213,20 @@ TEST_F(SessionTest, AClientThatIsGoneLosesItsSession) {
   AwaitSessions(*watcher, 1);
 }
 
-// All rows have arrived, only the end of the stream has not: a commit would leave them behind.
+// Waits until the server has begun so many ingests: a message that was sent may not have arrived.
+void AwaitIngests(const std::atomic<int>& begun, int count) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (; begun < count; std::this_thread::yield()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until) << begun;
+  }
+}
+
+// The ingest has begun and its rows were sent, only the end of the stream was not: a commit would
+// leave rows behind.
 TEST_F(SessionTest, AClientThatIsGoneInMidIngestLeavesNothing) {
-  Start();
+  std::atomic<int> begun = 0;
+  hooks_.after_begin_ingest = [&] { ++begun; };
+  StartHooked();
   const auto client = Connect();
   const uint64_t sequence_id = client->Filled(200);
   const std::string before = Dump(*client, sequence_id);
@@ -233,6 +244,7 @@ TEST_F(SessionTest, AClientThatIsGoneInMidIngestLeavesNothing) {
       *request.mutable_chunk()->mutable_rows() = RowsOf(layer, 200, 100);
       ASSERT_TRUE(writer->Write(request));
     }
+    AwaitIngests(begun, round + 2);  // one filled the sequence
     if (round % 2 == 0) {
       cable.Cut();
     } else {

@@ -40,6 +40,7 @@ set(sources
   local/broker.cc
   local/image.cc
   local/ingest.cc
+  local/page_transfer.cc
   local/link.cc
   local/mapping.cc
   local/layer_source.cc

@@ -67,8 +67,8 @@ struct StagingReference {
 // Bytes of a claimed staging slot; the claim is released with this object. The client may write
 // them concurrently: read each byte once, and check the bytes that were read.
 struct StagedBytes {
-  std::span<const std::byte> bytes;
-  std::span<const std::byte> slot;  // the whole slot; other references of the call may use it
+  std::span<std::byte> bytes;
+  std::span<std::byte> slot;  // the whole slot; other references of the call may use it
   std::shared_ptr<const void> claim;
 };
 

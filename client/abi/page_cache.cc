@@ -2,12 +2,14 @@
 #include "pqcached/page_cache.h"
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "client/base/arguments.h"
 #include "client/base/call_log.h"
 #include "client/base/error.h"
+#include "client/local/page_transfer.h"
 #include "client/step/handles.h"
 #include "kernels/base/status_macros.h"
 
@@ -103,21 +105,56 @@ pqc_status ReadSource(const pqc_page_source* pages, uint32_t i, PutPageItem* ite
   return PQC_OK;
 }
 
+// Passes all items, those that fit through the staging ring of the local path. `staged` returns the
+// number of the first items of a span that have passed; call(items, count, error) passes any.
+template <class Item, class Staged, class InMessages>
+pqc_status PassPages(const pqc_page_cache& cache, Remote& remote, std::vector<Item>& items,
+                     uint64_t Item::*bytes, const Staged& staged, const InMessages& in_messages) {
+  const std::shared_ptr<LocalSession> local = cache.client->local;
+  const std::span<Item> all(items);
+  for (uint32_t first = 0; first < all.size();) {
+    const std::span<Item> rest = all.subspan(first);
+    uint32_t count = static_cast<uint32_t>(rest.size());
+    if (local) {
+      const PageTransfer transfer{.staging = local->staging(),
+                                  .remote = remote,
+                                  .cache_id = cache.cache_id,
+                                  .timeout_ms = cache.client->timeout_ms};
+      if (const uint32_t passed = staged(transfer, rest); passed > 0) {
+        first += passed;
+        continue;
+      }
+      if (rest.front().*bytes > transfer.staging.slot_bytes()) count = 1;
+      ClearLastError();  // of the attempt
+    }
+    RefusalBuffer error;
+    const pqc_status status = in_messages(rest.data(), count, &error);
+    if (status != PQC_OK) {
+      return AddToNumber("pages", first, Report(status, error, {{"cache_id", "cache"}}));
+    }
+    first += count;
+  }
+  return PQC_OK;
+}
+
 pqc_status PutPages(pqc_page_cache* cache, pqc_page_source* pages, uint32_t page_count) {
   RETURN_IF_ERROR(CheckPageCall(cache, "page", page_count));
   std::vector<PutPageItem> items(page_count);
   for (uint32_t i = 0; i < page_count; ++i) RETURN_IF_ERROR(ReadSource(pages, i, &items[i]));
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemoteWithPages(*cache->client, &remote));
-  RefusalBuffer error;
-  const pqc_status status = remote->PutPages(cache->cache_id, items.data(), page_count, &error);
+  const pqc_status status =
+      PassPages(*cache, *remote, items, &PutPageItem::data_bytes, PutThroughStaging,
+                [&](PutPageItem* part, uint32_t count, RefusalBuffer* error) {
+                  return remote->PutPages(cache->cache_id, part, count, error);
+                });
   for (uint32_t i = 0; i < page_count; ++i) {
     pqc_page_source page;
     RETURN_IF_ERROR(ReadElement(pages, i, "pages", &page));
     page.outcome = static_cast<pqc_page_outcome>(items[i].outcome);
     WriteStruct(page, PageElement(pages, i));
   }
-  return Report(status, error, {{"cache_id", "cache"}});
+  return status;
 }
 
 pqc_status ReadTarget(const pqc_page_target* pages, uint32_t i, GetPageItem* item) {
@@ -146,8 +183,11 @@ pqc_status GetPages(pqc_page_cache* cache, pqc_page_target* pages, uint32_t page
   for (uint32_t i = 0; i < page_count; ++i) RETURN_IF_ERROR(ReadTarget(pages, i, &items[i]));
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemoteWithPages(*cache->client, &remote));
-  RefusalBuffer error;
-  const pqc_status status = remote->GetPages(cache->cache_id, items.data(), page_count, &error);
+  const pqc_status status =
+      PassPages(*cache, *remote, items, &GetPageItem::capacity_bytes, GetThroughStaging,
+                [&](GetPageItem* part, uint32_t count, RefusalBuffer* error) {
+                  return remote->GetPages(cache->cache_id, part, count, error);
+                });
   for (uint32_t i = 0; i < page_count; ++i) {
     pqc_page_target page;
     RETURN_IF_ERROR(ReadElement(pages, i, "pages", &page));
@@ -155,7 +195,7 @@ pqc_status GetPages(pqc_page_cache* cache, pqc_page_target* pages, uint32_t page
     page.outcome = OutcomeOf(items[i]);
     WriteStruct(page, PageElement(pages, i));
   }
-  return Report(status, error, {{"cache_id", "cache"}});
+  return status;
 }
 
 pqc_status FindPages(pqc_page_cache* cache, pqc_page_key* keys, uint32_t key_count,

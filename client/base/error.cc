@@ -1,5 +1,6 @@
 #include "client/base/error.h"
 
+#include <charconv>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -104,6 +105,17 @@ pqc_status SetRetry(uint32_t retry_ms, pqc_status status) noexcept {
 pqc_status PrefixField(const FieldPath& path, pqc_status status) noexcept {
   const bool dot = last.field[0] != '\0' && last.field[0] != '[';
   Copy(FieldPath::Of("%s%s%s", path.c_str(), dot ? "." : "", last.field).c_str(), last.field);
+  return WriteLastMessage(status);
+}
+
+pqc_status AddToNumber(const char* list, uint32_t first, pqc_status status) noexcept {
+  const size_t length = std::strlen(list);
+  if (std::strncmp(last.field, list, length) != 0 || last.field[length] != '[') return status;
+  uint32_t number = 0;
+  const char* const end = last.field + std::strlen(last.field);
+  const auto [rest, error] = std::from_chars(last.field + length + 1, end, number);
+  if (error != std::errc()) return status;
+  Copy(FieldPath::Of("%s[%u%s", list, first + number, rest).c_str(), last.field);
   return WriteLastMessage(status);
 }
 

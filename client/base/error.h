@@ -75,6 +75,11 @@ pqc_status SetRetry(uint32_t retry_ms, pqc_status status) noexcept;
 
 // Puts `path` before the field of the thread's last refusal. Returns `status`.
 pqc_status PrefixField(const FieldPath& path, pqc_status status) noexcept;
+// Adds `first` to the number in the field of the thread's last refusal, when that is an element of
+// `list`: a call was made for the elements from `first` on. Returns `status`.
+//
+//     AddToNumber("pages", 4, status)  // "pages[1].key" becomes "pages[5].key"
+pqc_status AddToNumber(const char* list, uint32_t first, pqc_status status) noexcept;
 // Puts `text` and ": " before the text of the thread's last refusal. Returns `status`.
 pqc_status PrefixText(const char* text, pqc_status status) noexcept;
 

@@ -189,6 +189,9 @@ struct ForkItem {
   uint64_t child_token_count = 0;  // out
 };
 
+// Most pages with staging of one call, so that one RPC takes them all.
+inline constexpr uint32_t kMaxStagedPages = 256;
+
 // A page to store, with key and size within the limits. Since version 14.
 struct PutPageItem {
   const void* key = nullptr;
@@ -205,8 +208,10 @@ struct GetPageItem {
   uint64_t key_bytes = 0;
   void* data = nullptr;
   uint64_t capacity_bytes = 0;
+  const StagingPlace* staging = nullptr;  // the content may be written there instead of to `data`
   uint64_t size_bytes = 0;  // out: 0 = no page has the key; nothing is written beyond the capacity
   bool answered = false;    // out
+  bool is_staged = false;   // out: the content is in staging
 };
 
 // A key to look for. Since version 14.
@@ -357,7 +362,8 @@ class Remote {
   // what was done before. PQC_UNIMPLEMENTED with an older sidecar.
   virtual pqc_status OpenPageCache(const char* name, uint64_t capacity_bytes, uint64_t quota_bytes,
                                    uint64_t* cache_id, RefusalBuffer* error) noexcept = 0;
-  // Items with staging are all of one worker, and are not sent again after UNAVAILABLE.
+  // Items with staging are all of one worker, are not sent again after UNAVAILABLE, and are at most
+  // kMaxStagedPages.
   virtual pqc_status PutPages(uint64_t cache_id, PutPageItem* items, uint32_t item_count,
                               RefusalBuffer* error) noexcept = 0;
   virtual pqc_status GetPages(uint64_t cache_id, GetPageItem* items, uint32_t item_count,

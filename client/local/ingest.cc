@@ -194,21 +194,19 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
   }
 }
 
-// Sends the sidecar new calls with the abandoned slots, so that it will not accept the earlier
-// calls with them and the slots become free.
-void InvalidateAbandoned(const LocalIngest& ingest) {
-  for (const StagingPlace& place : ingest.staging.Abandoned()) {
+}  // namespace
+
+void InvalidateAbandoned(Staging& staging, Remote& remote) {
+  for (const StagingPlace& place : staging.Abandoned()) {
     const TensorView nothing{
         .dtype = DType::kBf16, .ndim = 3, .shape = {1, 1, 1}, .staging = &place};
     const RowBlock rows{.layer = 0, .keys = nothing, .values = nothing};
     constexpr uint64_t kNoSequence = 0;
     uint64_t token_count = 0;
     RefusalBuffer refused;  // as it must be: there is no such sequence
-    ingest.remote.Commit(kNoSequence, 0, &rows, 1, &token_count, &refused);
+    remote.Commit(kNoSequence, 0, &rows, 1, &token_count, &refused);
   }
 }
-
-}  // namespace
 
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
                       FilledSlot& filled, RefusalBuffer* error) {
@@ -234,7 +232,7 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   *remote_instead = step == 0;
   if (step == 0) return PQC_OK;
 
-  InvalidateAbandoned(ingest);
+  InvalidateAbandoned(ingest.staging, ingest.remote);
   Staging::Slot slot;
   if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
     *remote_instead = status == PQC_RESOURCE_EXHAUSTED || status == PQC_UNIMPLEMENTED;

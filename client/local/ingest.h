@@ -29,6 +29,10 @@ struct FilledSlot {
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
                       FilledSlot& filled, RefusalBuffer* error);
 
+// Sends the sidecar new calls with the abandoned slots, so that it will not accept the earlier
+// calls with them and the slots become free.
+void InvalidateAbandoned(Staging& staging, Remote& remote);
+
 struct LocalIngest {
   Staging& staging;
   Remote& remote;

@@ -22,6 +22,13 @@ grpc::Status RenumberPage(const grpc::Status& status, uint32_t first) {
       status, [first](uint32_t number) { return first + number; }, "pages");
 }
 
+void SetStaging(const StagingPlace& place, v1::StagingReference* staging) {
+  staging->set_slot(place.slot);
+  staging->set_offset_bytes(place.offset_bytes);
+  staging->set_size_bytes(place.size_bytes);
+  staging->set_generation(place.generation);
+}
+
 grpc::Status BadPages(const std::string& what) {
   return {grpc::StatusCode::INTERNAL, "the sidecar's answer is invalid: " + what};
 }
@@ -54,17 +61,13 @@ grpc::Status RpcRemote::PutPagesPart(uint64_t cache_id, PutPageItem* items, uint
     v1::Page& page = *request.add_pages();
     page.set_key(items[i].key, items[i].key_bytes);
     if (const StagingPlace* const place = items[i].staging) {
-      v1::StagingReference& staging = *page.mutable_staging();
-      staging.set_slot(place->slot);
-      staging.set_offset_bytes(place->offset_bytes);
-      staging.set_size_bytes(place->size_bytes);
-      staging.set_generation(place->generation);
+      SetStaging(*place, page.mutable_staging());
       boot_word = place->boot_word;
     } else {
       page.set_content(items[i].data, items[i].data_bytes);
     }
   }
-  // A staged call is sent once: its slots may not change while the sidecar reads them.
+  // A staged call is sent once: its slots may not change while the sidecar uses them.
   const Repeat repeat = boot_word != 0 ? Repeat::kNever : Repeat::kHarmless;
   RETURN_IF_ERROR(Attempt(
       repeat, deadline,
@@ -111,22 +114,33 @@ grpc::Status RpcRemote::GetPagesPart(uint64_t cache_id, GetPageItem* items, uint
                                      Deadline deadline, uint32_t* got_count) {
   v1::GetPagesRequest request;
   v1::GetPagesResponse response;
+  uint64_t boot_word = 0;
   request.set_cache_id(cache_id);
   for (uint32_t i = 0; i < count; ++i) {
     v1::WantedPage& page = *request.add_pages();
     page.set_key(items[i].key, items[i].key_bytes);
     page.set_capacity_bytes(items[i].capacity_bytes);
+    if (items[i].staging == nullptr) continue;
+    SetStaging(*items[i].staging, page.mutable_staging());
+    boot_word = items[i].staging->boot_word;
   }
-  RETURN_IF_ERROR(Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
-    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncGetPages, context, request, &response);
-  }));
+  const Repeat repeat = boot_word != 0 ? Repeat::kNever : Repeat::kHarmless;  // as in PutPagesPart
+  RETURN_IF_ERROR(Attempt(
+      repeat, deadline,
+      [&](const Context& context) {
+        return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncGetPages, context, request, &response);
+      },
+      boot_word));
   const auto got = static_cast<uint32_t>(response.pages_size());
   if (got == 0 || got > count) return BadPages("number of pages");
   for (uint32_t i = 0; i < got; ++i) {
     const v1::GotPage& page = response.pages(static_cast<int>(i));
     const bool fits = page.size_bytes() <= items[i].capacity_bytes;
-    if (page.content().size() != (fits ? page.size_bytes() : 0)) return BadPages("content");
+    if (page.is_staged() && (!fits || items[i].staging == nullptr)) return BadPages("is_staged");
+    const uint64_t content_bytes = fits && !page.is_staged() ? page.size_bytes() : 0;
+    if (page.content().size() != content_bytes) return BadPages("content");
     items[i].size_bytes = page.size_bytes();
+    items[i].is_staged = page.is_staged();
     if (!page.content().empty()) {
       std::memcpy(items[i].data, page.content().data(), page.content().size());
     }

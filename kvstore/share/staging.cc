@@ -14,12 +14,10 @@
 namespace pqcached::kvstore {
 namespace {
 
-absl::Status MakePresent(const FileDescriptor& memfd, size_t size_bytes,
+absl::Status MakePresent(const FileDescriptor& memfd, const Mapping& mapping,
                          const std::shared_ptr<MemoryPromise>& promise) {
-  ASSIGN_OR_RETURN(const Mapping writable,
-                   Mapping::Map(memfd, size_bytes, Mapping::Access::kReadWrite));
-  const std::span<std::byte> memory(writable.data(), size_bytes);
-  GrantedMemory granted(memfd.get(), memory, size_bytes, promise);
+  const size_t size_bytes = mapping.size_bytes();
+  GrantedMemory granted(memfd.get(), {mapping.data(), size_bytes}, size_bytes, promise);
   return ReplaceField("slot_bytes", granted.Ensure(0, size_bytes));
 }
 
@@ -56,9 +54,9 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
                      ledger->Promise(tenant, MemoryUse::kStaging, size_bytes, "slot_bytes"));
   }
   ASSIGN_OR_RETURN(auto memfd, CreateMemfd("pqcached-staging", size_bytes));
-  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memfd, size_bytes, Mapping::Access::kRead));
+  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memfd, size_bytes, Mapping::Access::kReadWrite));
   RETURN_IF_ERROR(SealMemfd(memfd, WriteSeal::kNone));
-  RETURN_IF_ERROR(MakePresent(memfd, size_bytes, promise));
+  RETURN_IF_ERROR(MakePresent(memfd, mapping, promise));
   return std::shared_ptr<StagingRing>(new StagingRing(std::move(memfd), std::move(mapping),
                                                       std::move(promise), slot_bytes, slot_count,
                                                       std::move(control)));
@@ -118,8 +116,7 @@ absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
 absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
   RETURN_IF_ERROR(MarkClaimed(reference));
   // Runs without the lock: if allocating the claim fails, its deleter calls Release at once.
-  const std::span<const std::byte> whole(mapping_.data() + reference.slot * slot_bytes_,
-                                         slot_bytes_);
+  const std::span<std::byte> whole(mapping_.data() + reference.slot * slot_bytes_, slot_bytes_);
   std::shared_ptr<const void> claim(this, [ring = shared_from_this(), index = reference.slot](
                                               const void*) { ring->Release(index); });
   return StagedBytes{.bytes = whole.subspan(reference.offset_bytes, reference.size_bytes),

@@ -1,9 +1,9 @@
-// StagingRing: shared memory through which one client passes rows without copying them into
-// messages.
+// StagingRing: shared memory through which one client passes rows and pages without copying them
+// into messages, and gets pages.
 //
-// A memfd of slot_count x slot_bytes that the client writes and this process only reads. Its size
-// is sealed, so a client cannot remove pages during a read; a hole that it punches reads as zeros.
-// A claim keeps the memory alive. The memory is never reused for another session.
+// A memfd of slot_count x slot_bytes that the client and this process map. Its size is sealed, so a
+// client cannot remove memory during an access; a hole that it punches reads as zeros. A claim
+// keeps the memory alive. The memory is never reused for another session.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_SHARE_STAGING_H_

@@ -6,8 +6,8 @@
 
 namespace pqcached::service {
 
-absl::StatusOr<std::span<const std::byte>> StagingClaims::Resolve(
-    const v1::StagingReference& reference, const std::string& field) {
+absl::StatusOr<std::span<std::byte>> StagingClaims::Resolve(const v1::StagingReference& reference,
+                                                            const std::string& field) {
   const kvstore::StagingReference wanted{.slot = reference.slot(),
                                          .offset_bytes = reference.offset_bytes(),
                                          .size_bytes = reference.size_bytes(),
@@ -16,7 +16,7 @@ absl::StatusOr<std::span<const std::byte>> StagingClaims::Resolve(
   if (claimed == slots_.end()) {
     absl::StatusOr<kvstore::StagedBytes> staged = store_.ClaimStaging(session_, wanted);
     if (!staged.ok()) return PrefixField(field, MoveField("session", "", staged.status()));
-    const std::span<const std::byte> bytes = staged->bytes;
+    const std::span<std::byte> bytes = staged->bytes;
     slots_[wanted.slot] = {wanted.generation, *std::move(staged)};
     return bytes;
   }
@@ -26,7 +26,7 @@ absl::StatusOr<std::span<const std::byte>> StagingClaims::Resolve(
         absl::StrCat(wanted.generation, "; the call already uses slot ", wanted.slot, " as ",
                      claimed->second.generation, " already"));
   }
-  const std::span<const std::byte> slot = claimed->second.staged.slot;
+  const std::span<std::byte> slot = claimed->second.staged.slot;
   if (wanted.offset_bytes > slot.size() || wanted.size_bytes > slot.size() - wanted.offset_bytes) {
     return InvalidArgument(field + ".offset_bytes",
                            absl::StrCat(wanted.offset_bytes, " with ", wanted.size_bytes,

@@ -22,12 +22,12 @@ class StagingClaims {
   StagingClaims(kvstore::Store& store, std::string session)
       : store_(store), session_(std::move(session)) {}
 
-  // Returns the bytes that `reference` names, which the client may change at any time. All
-  // references of a call to one slot must have the same generation.
+  // Returns the bytes that `reference` names, which the client may change at any time; the call may
+  // write to them. All references of a call to one slot must have the same generation.
   //
   // Errors: kInvalidArgument, kFailedPrecondition, under `field`
-  absl::StatusOr<std::span<const std::byte>> Resolve(const v1::StagingReference& reference,
-                                                     const std::string& field);
+  absl::StatusOr<std::span<std::byte>> Resolve(const v1::StagingReference& reference,
+                                               const std::string& field);
 
  private:
   struct Claimed {

@@ -8,6 +8,9 @@
  * pages that were used longest ago are evicted, except leased ones. A page takes whole units of 64
  * KiB.
  *
+ * On the local path pages pass through shared memory, except calls with little data and pages that
+ * exceed a slot of staging (staging_slot_bytes of pqc_client_options).
+ *
  * Pages are reported only when they are stored whole. They outlive the sidecar's worker; leases do
  * not. Another tenant's pages are never found.
  *
@@ -98,7 +101,8 @@ typedef struct pqc_page_source {
  *
  * Errors: PQC_INVALID_ARGUMENT  pages[i].key_bytes, pages[i].data_bytes (nothing is stored)
  *         PQC_NOT_FOUND         the page cache was dropped
- *         PQC_OUT_OF_RANGE      pages[i].data_bytes exceeds the sidecar's max_message_bytes */
+ *         PQC_OUT_OF_RANGE      pages[i].data_bytes exceeds the sidecar's max_message_bytes, and
+ *                               does not pass through shared memory */
 PQC_API pqc_status pqc_page_put(pqc_page_cache* cache, pqc_page_source* pages, uint32_t page_count);
 
 /* Memory for a page. */
@@ -117,7 +121,8 @@ typedef struct pqc_page_target {
  *
  * Errors: PQC_INVALID_ARGUMENT    pages[i].key_bytes, pages[i].data
  *         PQC_NOT_FOUND           the page cache was dropped
- *         PQC_RESOURCE_EXHAUSTED  a page exceeds the sidecar's max_message_bytes */
+ *         PQC_RESOURCE_EXHAUSTED  a page exceeds the sidecar's max_message_bytes, and does not pass
+ *                                 through shared memory */
 PQC_API pqc_status pqc_page_get(pqc_page_cache* cache, pqc_page_target* pages, uint32_t page_count);
 
 typedef struct pqc_page_key {

@@ -33,8 +33,10 @@ absl::StatusOr<std::span<const std::byte>> ContentOf(const v1::Page& page, const
   switch (page.data_case()) {
     case v1::Page::kContent:
       return std::as_bytes(std::span(page.content().data(), page.content().size()));
-    case v1::Page::kStaging:
-      return claims.Resolve(page.staging(), field + ".staging");
+    case v1::Page::kStaging: {
+      ASSIGN_OR_RETURN(const auto staged, claims.Resolve(page.staging(), field + ".staging"));
+      return staged;
+    }
     case v1::Page::DATA_NOT_SET:
       break;
   }
@@ -51,6 +53,18 @@ absl::Status KeysInPages(const absl::Status& status, int first) {
     return status;
   }
   return ReplaceField(absl::StrCat("pages[", first + number, "].key"), status);
+}
+
+// Returns the staging memory for a wanted page; empty when the page is to be in the answer.
+absl::StatusOr<std::span<std::byte>> PlaceOf(const v1::WantedPage& page, int number,
+                                             StagingClaims& claims) {
+  if (!page.has_staging()) return std::span<std::byte>();
+  const std::string field = absl::StrCat("pages[", number, "].staging");
+  ASSIGN_OR_RETURN(const auto place, claims.Resolve(page.staging(), field));
+  if (place.size() >= page.capacity_bytes()) return place;
+  return InvalidArgument(
+      field + ".size_bytes",
+      absl::StrCat(place.size(), ", must be at least capacity_bytes, ", page.capacity_bytes()));
 }
 
 }  // namespace
@@ -83,6 +97,11 @@ absl::Status PageHandlers::PutPages(const Caller& caller, const v1::PutPagesRequ
 absl::Status PageHandlers::GetPages(const Caller& caller, const v1::GetPagesRequest& request,
                                     v1::GetPagesResponse* response) {
   RETURN_IF_ERROR(CheckCount("pages", request.pages_size(), kMaxPages));
+  StagingClaims claims(store_, caller.session.id);
+  std::vector<std::span<std::byte>> places;  // all are checked before any is written
+  for (int i = 0; i < request.pages_size(); ++i) {
+    ASSIGN_OR_RETURN(places.emplace_back(), PlaceOf(request.pages(i), i, claims));
+  }
   uint64_t response_bytes = 0;
   std::vector<kvstore::FoundPage> group;
   for (int i = 0; i < request.pages_size(); ++i) {
@@ -99,7 +118,8 @@ absl::Status PageHandlers::GetPages(const Caller& caller, const v1::GetPagesRequ
     }
     const std::span<const std::byte> bytes = group[static_cast<size_t>(in_group)].bytes;
     const bool fits = bytes.size() <= request.pages(i).capacity_bytes();
-    response_bytes += kGotPageBytes + (fits ? bytes.size() : 0);
+    const bool is_staged = request.pages(i).has_staging() && fits && !bytes.empty();
+    response_bytes += kGotPageBytes + (fits && !is_staged ? bytes.size() : 0);
     if (absl::Status status = CheckResponseBytes(response_bytes, max_message_bytes_);
         !status.ok()) {
       return i == 0 ? status : absl::OkStatus();  // the client asks again for the others
@@ -107,7 +127,12 @@ absl::Status PageHandlers::GetPages(const Caller& caller, const v1::GetPagesRequ
     RETURN_IF_ERROR(caller.Check());
     v1::GotPage& got = *response->add_pages();
     got.set_size_bytes(bytes.size());
-    if (fits) got.set_content(bytes.data(), bytes.size());
+    got.set_is_staged(is_staged);
+    if (is_staged) {
+      std::copy(bytes.begin(), bytes.end(), places[static_cast<size_t>(i)].begin());
+    } else if (fits) {
+      got.set_content(bytes.data(), bytes.size());
+    }
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Rows that are stored and loaded by pqcached, beside objects that are put and got by Mooncake's store, on one machine.
+"""Rows that are stored and loaded by pqcached, and pages that are put and got, beside objects of Mooncake's store, on one machine.
 
 mooncake_peer.py BUILD --json FILE [--scale S]: both from Python in one process, in turns; the owner of Mooncake's memory is
 another process, as pqcached's sidecar is, and its transfers go by TCP over the loopback. An object is the keys and values of some
-tokens of one layer (8 kv heads, dims 128, bf16): 64 MiB are 16384 tokens, 1 MiB 256, 128 KiB 32. The package of Mooncake
+tokens of one layer (8 kv heads, dims 128, bf16): 64 MiB are 16384 tokens, 1 MiB 256, 128 KiB 32. As pages, an object is the bytes
+alone, in pages of at most 16 MiB. The package of Mooncake
 (mooncake-transfer-engine-non-cuda) is installed into a virtual environment in BUILD; where that fails, the rows say why they are
 missing.
 """
@@ -28,6 +29,8 @@ TOKEN_BYTES = 2 * HEADS * DIM * 2
 SIZES = {"64m": (64 << 20, 6), "1m": (1 << 20, 40), "128k": (128 << 10, 100)}  # bytes, rounds
 GOALS = {"64m": 4, "1m": 2, "128k": 1.5}
 SEGMENT_BYTES = 1 << 30
+PAGE_BYTES = 16 << 20
+STORES = {"": "ingest load", "remote_": "ingest load", "page_": "put get", "remote_page_": "put get"}  # by prefix, names of put and get
 
 
 def row(name, goal, against, ratios=None):
@@ -42,9 +45,11 @@ def row(name, goal, against, ratios=None):
 def names():
     """Names and goals of all rows."""
     for size in SIZES:
-        for prefix, goal in (("", GOALS[size]), ("remote_", 1)):
-            yield f"{prefix}ingest_vs_mooncake_put_{size}", goal
-            yield f"{prefix}load_vs_mooncake_get_{size}", goal
+        for prefix, calls in STORES.items():
+            put, get = calls.split()
+            goal = GOALS[size] if not prefix else 1
+            yield f"{prefix}{put}_vs_mooncake_put_{size}", goal
+            yield f"{prefix}{get}_vs_mooncake_get_{size}", goal
 
 
 def installed(folder):
@@ -140,6 +145,26 @@ class Ours:
         self.sequence.load((self.end - size // TOKEN_BYTES, self.end), {0: self.halves(self.target, size)})
 
 
+class OurPages:
+    """A page cache of one client."""
+
+    def __init__(self, pqcached, endpoint, path, source, target, capacity):
+        self.client = pqcached.Client(endpoint, path=path, timeout_ms=60000)
+        self.cache = self.client.open_page_cache(f"pages-{path.name}", capacity_bytes=capacity)
+        self.source, self.target, self.objects = source, target, 0
+
+    def pages(self, array, size):
+        begins = range(0, size, PAGE_BYTES)
+        return [(f"object {self.objects:06}, page {begin}".encode(), array[begin:min(size, begin + PAGE_BYTES)]) for begin in begins]
+
+    def put(self, size):
+        self.objects += 1
+        self.cache.put(self.pages(self.source, size))
+
+    def get(self, size):
+        self.cache.get(self.pages(self.target, size))
+
+
 def seconds(call, *arguments):
     begin = time.perf_counter()
     call(*arguments)
@@ -160,9 +185,10 @@ def measure(numpy, stores, target, scale):
                     raise RuntimeError(f"{prefix or 'local'}: other bytes came back than were stored")
             if number < 0:  # warms up
                 continue
-            for prefix in ("", "remote_"):
-                ratios[f"{prefix}ingest_vs_mooncake_put_{label}"].append(puts["mooncake"] / puts[prefix])
-                ratios[f"{prefix}load_vs_mooncake_get_{label}"].append(gets["mooncake"] / gets[prefix])
+            for prefix, calls in STORES.items():
+                put, get = calls.split()
+                ratios[f"{prefix}{put}_vs_mooncake_put_{label}"].append(puts["mooncake"] / puts[prefix])
+                ratios[f"{prefix}{get}_vs_mooncake_get_{label}"].append(gets["mooncake"] / gets[prefix])
             print(label, " ".join(f"{prefix or 'local'}: put {size / puts[prefix] / 1e9:.2f} get {size / gets[prefix] / 1e9:.2f} GB/s"
                                   for prefix in stores), flush=True)
     return ratios
@@ -190,15 +216,17 @@ def compare(build, scale):
                f"--metrics_port={free_port()}"], "", "master")
         time.sleep(2)
         start([sys.executable, "-c", OWNER, str(SEGMENT_BYTES), master], "owner 0", "owner")
-        start([build / "service/pqcached", "--listen", f"unix://{folder}/s", "--max-pool-bytes", "4gib", "--idle-reserve-bytes", "4gib"],
+        start([build / "service/pqcached", "--listen", f"unix://{folder}/s", "--max-pool-bytes", "6gib", "--idle-reserve-bytes", "6gib"],
               "event=ready", "sidecar")
         endpoint = f"unix://{folder}/s"
         stores = {"": Ours(pqcached, endpoint, pqcached.PathChoice.ONLY_LOCAL, source, target, 2 * total),
                   "remote_": Ours(pqcached, endpoint, pqcached.PathChoice.ONLY_REMOTE, source, target, 2 * total),
+                  "page_": OurPages(pqcached, endpoint, pqcached.PathChoice.ONLY_LOCAL, source, target, total),
+                  "remote_page_": OurPages(pqcached, endpoint, pqcached.PathChoice.ONLY_REMOTE, source, target, total),
                   "mooncake": Mooncake(master, source, target)}
         ratios = measure(numpy, stores, target, scale)
         stores["mooncake"].store.close()
-        for prefix in ("", "remote_"):
+        for prefix in STORES:
             stores[prefix].client.close()
     return ratios
 

@@ -120,6 +120,48 @@ TEST_P(PageCacheTest, ABatchIsPutAndGotWhole) {
   for (const PageSource& source : sources) EXPECT_EQ(source.outcome, PQC_PAGE_PRESENT);
 }
 
+TEST_P(PageCacheTest, LargePagesPassThroughStagingOnTheLocalPath) {
+  PageCache cache = Must(Open(64 << 20));
+  ASSERT_EQ(Put(cache, 0, 100), PQC_PAGE_STORED);
+  const auto staging_bytes = [&] {
+    const std::string stats = Must(client_.AdminJson("Stats"));
+    const std::string name = "\"staging_bytes\":\"";
+    const size_t at = stats.find(name);
+    return at == std::string::npos ? 0 : std::stoull(stats.substr(at + name.size()));
+  };
+  EXPECT_EQ(staging_bytes(), 0u) << "for small pages";
+  ASSERT_EQ(Put(cache, 1, 3 << 20), PQC_PAGE_STORED);
+  EXPECT_EQ(staging_bytes() > 0, GetParam() == PQC_PATH_ONLY_LOCAL);
+  EXPECT_EQ(Get(cache, 1, 3 << 20), ContentOf(1, 3 << 20));
+}
+
+// More pages than one call of the sidecar takes, and more bytes than a slot has.
+TEST_P(PageCacheTest, ManyPagesAreSplit) {
+  constexpr int kPages = 700;
+  PageCache cache = Must(Open(uint64_t{kPages} * kUnit));
+  std::vector<std::string> keys;
+  std::vector<std::vector<std::byte>> contents, buffers;
+  for (int i = 0; i < kPages; ++i) {
+    const auto size = static_cast<size_t>(i < 350 ? kUnit - i : 1000 + i);
+    keys.push_back(KeyOf(i));
+    contents.push_back(ContentOf(i, size));
+    buffers.emplace_back(size);
+  }
+  std::vector<PageSource> sources;
+  std::vector<PageTarget> targets;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    sources.push_back({.key = keys[i], .data = contents[i]});
+    targets.push_back({.key = keys[i], .data = buffers[i]});
+  }
+  MustBeOk(cache.Put(sources));
+  MustBeOk(cache.Get(targets));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    ASSERT_EQ(sources[i].outcome, PQC_PAGE_STORED) << i;
+    ASSERT_EQ(targets[i].outcome, PQC_PAGE_FOUND) << i;
+    ASSERT_TRUE(buffers[i] == contents[i]) << i;
+  }
+}
+
 TEST_P(PageCacheTest, ABufferThatIsTooSmallStaysUnchanged) {
   PageCache cache = Must(Open(1 << 20));
   ASSERT_EQ(Put(cache, 1, 1000), PQC_PAGE_STORED);
@@ -222,6 +264,25 @@ TEST_P(PageCacheTest, RefusalsNameTheFieldAndTheLimit) {
   pqc_page_cache* opened = nullptr;
   EXPECT_EQ(pqc_page_cache_open(client_.get(), nullptr, &opened), PQC_INVALID_ARGUMENT);
   pqc_page_cache_close(nullptr);
+}
+
+// A page that fits neither into a slot nor into a message, behind one that passes through staging.
+TEST(PageCacheMessageTest, AnErrorHasTheNumberOfTheWholeCall) {
+  Daemon daemon({"--max-message-bytes", "1mib"});
+  Client client = daemon.OpenClient("default", PQC_PATH_ONLY_LOCAL);
+  PageCache cache = Must(PageCache::Open(client, {.name = "pages", .capacity_bytes = 64 << 20}));
+  const std::string keys[] = {KeyOf(0), KeyOf(1)};
+  const std::vector<std::byte> some(2 << 20), large(20 << 20);
+  PageSource pages[] = {{.key = keys[0], .data = some}, {.key = keys[1], .data = large}};
+  const Status status = cache.Put(pages);
+  EXPECT_EQ(status.code(), PQC_OUT_OF_RANGE) << status.ToString();
+  EXPECT_EQ(status.field(), "pages[1].data_bytes");
+  EXPECT_EQ(pages[0].outcome, PQC_PAGE_STORED);
+  EXPECT_EQ(pages[1].outcome, PQC_PAGE_UNKNOWN);
+  std::vector<std::byte> buffer(2 << 20, std::byte{1});
+  PageTarget target{.key = keys[0], .data = buffer};
+  MustBeOk(cache.Get({&target, 1}));
+  EXPECT_EQ(buffer, some) << "staging has no limit of messages";
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, PageCacheTest,

@@ -10,12 +10,10 @@
 namespace pqcached::quality {
 namespace {
 
-using tinylm::kHeadDim;
-
 // Independent partial sums, so that the compiler may use vectors.
-float Dot(const float* a, const float* b) {
+float Dot(const float* a, const float* b, uint32_t head_dim) {
   float sums[16] = {};
-  for (uint32_t d = 0; d < kHeadDim; d += 16) {
+  for (uint32_t d = 0; d < head_dim; d += 16) {
     for (uint32_t lane = 0; lane < 16; ++lane) sums[lane] += a[d + lane] * b[d + lane];
   }
   return std::accumulate(std::begin(sums), std::end(sums), 0.0f);
@@ -34,9 +32,9 @@ std::vector<uint32_t> ChooseExactTopK(const Choice& choice) {
   std::vector<float> logits(token_count);
   std::vector<double> shares(token_count);
   for (uint32_t g = 0; g < choice.group_size; ++g) {
-    const float* const query = choice.queries + size_t{g} * kHeadDim;
+    const float* const query = choice.queries + size_t{g} * choice.rows.head_dim();
     for (uint32_t t = 0; t < token_count; ++t) {
-      logits[t] = Dot(query, choice.rows.k(choice.kv_head, t));
+      logits[t] = Dot(query, choice.rows.k(choice.kv_head, t), choice.rows.head_dim());
     }
     const float max = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
@@ -73,7 +71,7 @@ ChosenAttention::ChosenAttention(const tinylm::Config& config,
     : config_(config),
       sink_and_window_(ends),
       workers_(workers),
-      layers_(config.layer_count(), tinylm::KvRows(config.kv_heads)) {}
+      layers_(config.layer_count(), tinylm::KvRows(config)) {}
 
 void ChosenAttention::SetChooser(Chooser chooser, Budget budget) {
   chooser_ = std::move(chooser);
@@ -99,22 +97,24 @@ void ChosenAttention::Decode(const tinylm::DecodeArgs& args) {
       std::max(begin, token_count - std::min(sink_and_window_.window_tokens, token_count));
   const uint32_t select = SelectCount(budget_, token_count, begin + token_count - end, end - begin);
   attended_ = {.sink = begin, .window = token_count - end, .selected = select};
+  const uint32_t dim = config_.head_dim;
   workers_.Run(config_.kv_heads, [&](uint32_t head) {
-    const float* const queries = args.q + size_t{head} * group_size * kHeadDim;
+    const float* const queries = args.q + size_t{head} * group_size * dim;
     std::vector<uint32_t> positions =
         chooser_({args.layer, head, args.position, begin, end, select, queries, group_size, rows});
     std::sort(positions.begin(), positions.end());
     std::vector<float> keys, values;
     const auto take = [&](uint32_t position) {
-      keys.insert(keys.end(), rows.k(head, position), rows.k(head, position) + kHeadDim);
-      values.insert(values.end(), rows.v(head, position), rows.v(head, position) + kHeadDim);
+      keys.insert(keys.end(), rows.k(head, position), rows.k(head, position) + dim);
+      values.insert(values.end(), rows.v(head, position), rows.v(head, position) + dim);
     };
     for (uint32_t position = 0; position < begin; ++position) take(position);
     for (const uint32_t position : positions) take(position);
     for (uint32_t position = end; position < token_count; ++position) take(position);
-    const auto key_count = static_cast<uint32_t>(keys.size() / kHeadDim);
+    const auto key_count = static_cast<uint32_t>(keys.size() / dim);
     std::vector<float> lse(group_size);
-    tinylm::BestKernels().attend({.q = queries,
+    tinylm::BestKernels().attend({.head_dim = dim,
+                                  .q = queries,
                                   .row_count = group_size,
                                   .group_size = group_size,
                                   .first_position = key_count,
@@ -122,7 +122,7 @@ void ChosenAttention::Decode(const tinylm::DecodeArgs& args) {
                                   .v = values.data(),
                                   .key_count = key_count,
                                   .first_key = 0,
-                                  .o = args.o + size_t{head} * group_size * kHeadDim,
+                                  .o = args.o + size_t{head} * group_size * dim,
                                   .lse = lse.data()});
   });
 }

@@ -23,7 +23,7 @@ struct Budget {
 struct Choice {
   uint32_t layer, kv_head, position;
   uint32_t begin, end, count;  // count <= end - begin
-  const float* queries;        // [group_size, 64], scaled
+  const float* queries;        // [group_size, head_dim], scaled
   uint32_t group_size;
   const tinylm::KvRows& rows;
 };

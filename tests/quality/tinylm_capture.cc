@@ -21,8 +21,6 @@
 namespace pqcached::quality {
 namespace {
 
-using tinylm::kHeadDim;
-
 // Version 1.0 of numpy's format: magic, header length, a Python dict, padded to 64 bytes, data.
 void WriteNpy(const std::string& path, const std::vector<size_t>& shape,
               const std::vector<float>& data) {
@@ -59,7 +57,7 @@ class RecordingAttention : public tinylm::FullAttention {
     FullAttention::Decode(args);
     Layer& layer = rows_[args.layer];
     layer.kv.Append(args.k, args.v, 1);
-    layer.q.insert(layer.q.end(), args.q, args.q + size_t{config_.query_heads} * kHeadDim);
+    layer.q.insert(layer.q.end(), args.q, args.q + size_t{config_.query_heads} * config_.head_dim);
   }
 
   // Writes what came since the last Clear.
@@ -72,17 +70,17 @@ class RecordingAttention : public tinylm::FullAttention {
       tokens = layer.kv.end_position();
       q.insert(q.end(), layer.q.begin(), layer.q.end());
       for (uint32_t head = 0; head < config_.kv_heads; ++head) {
-        const auto floats = tokens * kHeadDim;
+        const auto floats = tokens * config_.head_dim;
         k.insert(k.end(), layer.kv.k(head, 0), layer.kv.k(head, 0) + floats);
         v.insert(v.end(), layer.kv.v(head, 0), layer.kv.v(head, 0) + floats);
       }
     }
-    const std::vector<size_t> shape = {layers.size(), config_.kv_heads, tokens, kHeadDim};
+    const std::vector<size_t> shape = {layers.size(), config_.kv_heads, tokens, config_.head_dim};
     WriteNpy(directory + "/k" + suffix + ".npy", shape, k);
     WriteNpy(directory + "/v" + suffix + ".npy", shape, v);
     if (!q.empty()) {
       WriteNpy(directory + "/q" + suffix + ".npy",
-               {layers.size(), tokens, config_.query_heads, kHeadDim}, q);
+               {layers.size(), tokens, config_.query_heads, config_.head_dim}, q);
     }
   }
 
@@ -95,7 +93,7 @@ class RecordingAttention : public tinylm::FullAttention {
 
  private:
   struct Layer {
-    explicit Layer(const tinylm::Config& config) : kv(config.kv_heads) {}
+    explicit Layer(const tinylm::Config& config) : kv(config) {}
     std::vector<float> q;
     tinylm::KvRows kv;  // positions count from the last Clear
   };

@@ -6,11 +6,11 @@
 namespace tinylm {
 
 const float* KvRows::k(uint32_t head, uint32_t position) const {
-  return k_[head].data() + size_t{position - first_position_} * kHeadDim;
+  return k_[head].data() + size_t{position - first_position_} * head_dim_;
 }
 
 const float* KvRows::v(uint32_t head, uint32_t position) const {
-  return v_[head].data() + size_t{position - first_position_} * kHeadDim;
+  return v_[head].data() + size_t{position - first_position_} * head_dim_;
 }
 
 void KvRows::Clear(uint32_t first_position) {
@@ -22,9 +22,9 @@ void KvRows::Append(const float* k, const float* v, uint32_t token_count) {
   const size_t heads = k_.size();
   for (size_t head = 0; head < heads; ++head) {
     for (uint32_t token = 0; token < token_count; ++token) {
-      const size_t row = (token * heads + head) * kHeadDim;
-      k_[head].insert(k_[head].end(), k + row, k + row + kHeadDim);
-      v_[head].insert(v_[head].end(), v + row, v + row + kHeadDim);
+      const size_t row = (token * heads + head) * head_dim_;
+      k_[head].insert(k_[head].end(), k + row, k + row + head_dim_);
+      v_[head].insert(v_[head].end(), v + row, v + row + head_dim_);
     }
   }
   token_count_ += token_count;
@@ -32,7 +32,7 @@ void KvRows::Append(const float* k, const float* v, uint32_t token_count) {
 
 void KvRows::DropBefore(uint32_t position) {
   if (position <= first_position_) return;
-  const auto floats = static_cast<std::ptrdiff_t>(position - first_position_) * kHeadDim;
+  const auto floats = static_cast<std::ptrdiff_t>(position - first_position_) * head_dim_;
   for (auto* part : {&k_, &v_}) {
     for (auto& rows : *part) rows.erase(rows.begin(), rows.begin() + floats);
   }
@@ -43,7 +43,7 @@ void KvRows::DropBefore(uint32_t position) {
 void KvRows::Truncate(uint32_t end_position) {
   token_count_ = end_position - first_position_;
   for (auto* part : {&k_, &v_}) {
-    for (auto& rows : *part) rows.resize(size_t{token_count_} * kHeadDim);
+    for (auto& rows : *part) rows.resize(size_t{token_count_} * head_dim_);
   }
 }
 
@@ -52,15 +52,17 @@ void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q
   // Long ranges are split, so that more threads than there are kv heads have work.
   constexpr uint32_t kSplitTokens = 8192;
   const uint32_t kv_heads = rows.kv_heads(), group_size = query_heads / kv_heads;
+  const uint32_t dim = rows.head_dim();
   const uint32_t splits = std::max(1u, (end - begin + kSplitTokens - 1) / kSplitTokens);
-  std::vector<float> part_o(size_t{splits} * query_heads * kHeadDim);
+  std::vector<float> part_o(size_t{splits} * query_heads * dim);
   std::vector<float> part_lse(size_t{splits} * query_heads);
   const auto attend = [&](uint32_t task) {
     const uint32_t split = task / kv_heads, head = task % kv_heads;
     const uint32_t first = begin + split * kSplitTokens;
     const uint32_t last = std::min(end, first + kSplitTokens);
     const size_t query = size_t{split} * query_heads + size_t{head} * group_size;
-    BestKernels().attend({.q = q + size_t{head} * group_size * kHeadDim,
+    BestKernels().attend({.head_dim = dim,
+                          .q = q + size_t{head} * group_size * dim,
                           .row_count = group_size,
                           .group_size = group_size,
                           .first_position = last,
@@ -68,7 +70,7 @@ void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q
                           .v = rows.v(head, first),
                           .key_count = last - first,
                           .first_key = first,
-                          .o = part_o.data() + query * kHeadDim,
+                          .o = part_o.data() + query * dim,
                           .lse = part_lse.data() + query});
   };
   if (end - begin < 1024) {  // waking a thread takes longer
@@ -76,21 +78,22 @@ void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q
   } else {
     workers.Run(kv_heads * splits, attend);
   }
-  std::fill_n(o, query_heads * kHeadDim, 0.0f);
+  std::fill_n(o, query_heads * dim, 0.0f);
   std::fill_n(lse, query_heads, -INFINITY);
   for (uint32_t split = 0; split < splits; ++split) {
     const size_t first = size_t{split} * query_heads;
-    MergePartial(query_heads, o, lse, part_o.data() + first * kHeadDim, part_lse.data() + first);
+    MergePartial(query_heads, dim, o, lse, part_o.data() + first * dim, part_lse.data() + first);
   }
 }
 
-void MergePartial(uint32_t heads, float* o_a, float* lse_a, const float* o_b, const float* lse_b) {
+void MergePartial(uint32_t heads, uint32_t head_dim, float* o_a, float* lse_a, const float* o_b,
+                  const float* lse_b) {
   for (uint32_t head = 0; head < heads; ++head) {
     const float max = std::max(lse_a[head], lse_b[head]);
     if (max == -INFINITY) continue;
     const float weight_a = std::exp(lse_a[head] - max), weight_b = std::exp(lse_b[head] - max);
     const float sum = weight_a + weight_b;
-    for (uint32_t d = head * kHeadDim; d < (head + 1) * kHeadDim; ++d) {
+    for (uint32_t d = head * head_dim; d < (head + 1) * head_dim; ++d) {
       o_a[d] = (o_a[d] * weight_a + o_b[d] * weight_b) / sum;
     }
     lse_a[head] = max + std::log(sum);
@@ -98,7 +101,7 @@ void MergePartial(uint32_t heads, float* o_a, float* lse_a, const float* o_b, co
 }
 
 FullAttention::FullAttention(const Config& config, Workers& workers)
-    : config_(config), workers_(workers), layers_(config.layer_count(), KvRows(config.kv_heads)) {}
+    : config_(config), workers_(workers), layers_(config.layer_count(), KvRows(config)) {}
 
 void FullAttention::BeginSequence() {
   for (KvRows& rows : layers_) rows.Clear(0);
@@ -133,7 +136,7 @@ WindowAttention::WindowAttention(const Config& config, const Options& options, W
     : config_(config),
       options_(options),
       workers_(workers),
-      sinks_(config.layer_count(), KvRows(config.kv_heads)),
+      sinks_(config.layer_count(), KvRows(config)),
       windows_(sinks_) {}
 
 WindowAttention::WindowAttention(const WindowAttention& other, const Config& config,
@@ -179,9 +182,9 @@ void WindowAttention::DecodePartial(const DecodeArgs& args, float* lse) {
   AttendRows(window, begin, end, args.q, heads, workers_, args.o, lse);
 
   const uint32_t sink_end = std::min(begin, sink.end_position());
-  std::vector<float> sink_o(size_t{heads} * kHeadDim), sink_lse(heads);
+  std::vector<float> sink_o(size_t{heads} * config_.head_dim), sink_lse(heads);
   AttendRows(sink, 0, sink_end, args.q, heads, workers_, sink_o.data(), sink_lse.data());
-  MergePartial(heads, args.o, lse, sink_o.data(), sink_lse.data());
+  MergePartial(heads, config_.head_dim, args.o, lse, sink_o.data(), sink_lse.data());
   attended_ = {.sink = sink_end, .window = end - begin};
 }
 

@@ -8,7 +8,6 @@
 // K and V are passed during the prefill, chunk by chunk; a decode step then passes one query, key
 // and value per layer. A sequence can be rewound to the end of its prefill, so that many questions
 // share one prefilled context.
-// questions share one prefilled context.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +20,8 @@
 
 namespace tinylm {
 
-// K and V of consecutive tokens of one layer: k, v [token_count, kv_heads, 64], keys after norm.
+// K and V of consecutive tokens of one layer: k, v [token_count, kv_heads, head_dim], keys after
+// norm and rope.
 struct KvChunk {
   uint32_t layer = 0;
   uint32_t first_position = 0;
@@ -34,10 +34,10 @@ struct KvChunk {
 struct DecodeArgs {
   uint32_t layer = 0;
   uint32_t position = 0;
-  const float* q = nullptr;  // [query_heads, 64]
-  const float* k = nullptr;  // [kv_heads, 64]
-  const float* v = nullptr;  // [kv_heads, 64]
-  float* o = nullptr;        // [query_heads, 64], written
+  const float* q = nullptr;  // [query_heads, head_dim]
+  const float* k = nullptr;  // [kv_heads, head_dim]
+  const float* v = nullptr;  // [kv_heads, head_dim]
+  float* o = nullptr;        // [query_heads, head_dim], written
 };
 
 // Tokens that one decode step attends to, per layer and kv head.
@@ -65,39 +65,42 @@ class Attention {
   virtual size_t engine_kv_bytes() const = 0;
 };
 
-// K and V of one layer's tokens, [kv_heads] x [tokens, 64] each.
+// K and V of one layer's tokens, [kv_heads] x [tokens, head_dim] each.
 class KvRows {
  public:
-  explicit KvRows(uint32_t kv_heads) : k_(kv_heads), v_(kv_heads) {}
+  KvRows(uint32_t kv_heads, uint32_t head_dim) : head_dim_(head_dim), k_(kv_heads), v_(kv_heads) {}
+  explicit KvRows(const Config& config) : KvRows(config.kv_heads, config.head_dim) {}
 
   uint32_t kv_heads() const { return static_cast<uint32_t>(k_.size()); }
+  uint32_t head_dim() const { return head_dim_; }
   uint32_t first_position() const { return first_position_; }
   uint32_t end_position() const { return first_position_ + token_count_; }
   const float* k(uint32_t head, uint32_t position) const;
   const float* v(uint32_t head, uint32_t position) const;
-  size_t bytes() const { return size_t{token_count_} * k_.size() * 2 * kHeadDim * sizeof(float); }
+  size_t bytes() const { return size_t{token_count_} * k_.size() * 2 * head_dim_ * sizeof(float); }
 
   void Clear(uint32_t first_position);
-  // Appends k, v: [token_count, kv_heads, 64], at the positions from end_position() on.
+  // Appends k, v: [token_count, kv_heads, head_dim], at the positions from end_position() on.
   void Append(const float* k, const float* v, uint32_t token_count);
   void DropBefore(uint32_t position);
   void Truncate(uint32_t end_position);
 
  private:
-  uint32_t first_position_ = 0, token_count_ = 0;
+  uint32_t head_dim_, first_position_ = 0, token_count_ = 0;
   std::vector<std::vector<float>> k_, v_;
 };
 
-// Computes the attention of one query token (q [query_heads, 64]) to rows [begin, end): o
-// [query_heads, 64], lse [query_heads].
+// Computes the attention of one query token (q [query_heads, head_dim]) to rows [begin, end): o
+// [query_heads, head_dim], lse [query_heads].
 void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q,
                 uint32_t query_heads, Workers& workers, float* o, float* lse);
 
 // Merges the partial attention b into a: lse = ln(exp(lse_a) + exp(lse_b)), o weighted accordingly.
-void MergePartial(uint32_t heads, float* o_a, float* lse_a, const float* o_b, const float* lse_b);
+void MergePartial(uint32_t heads, uint32_t head_dim, float* o_a, float* lse_a, const float* o_b,
+                  const float* lse_b);
 
-// Exact attention over all tokens, whose K and V the engine holds: 4 bytes x 2 x 64 x kv_heads per
-// token and layer.
+// Exact attention over all tokens, whose K and V the engine holds: 4 bytes x 2 x head_dim x
+// kv_heads per token and layer.
 class FullAttention : public Attention {
  public:
   FullAttention(const Config& config, Workers& workers);

@@ -38,13 +38,13 @@ void Multiply(const Matrix& w, const float* x, float* y, uint32_t rows, bool add
 // Rotates in rotate-half layout. The angle is rounded to fp32 as in training, so that keys of the
 // same token get the same rotation.
 void Rope(const std::vector<float>& frequency, uint32_t position, float* head) {
-  constexpr uint32_t kHalf = kHeadDim / 2;
-  for (uint32_t d = 0; d < kHalf; ++d) {
+  const size_t half = frequency.size();
+  for (size_t d = 0; d < half; ++d) {
     const float angle = static_cast<float>(position) * frequency[d];
     const float c = std::cos(angle), s = std::sin(angle);
-    const float low = head[d], high = head[d + kHalf];
+    const float low = head[d], high = head[d + half];
     head[d] = low * c - high * s;
-    head[d + kHalf] = high * c + low * s;
+    head[d + half] = high * c + low * s;
   }
 }
 
@@ -61,8 +61,8 @@ struct Engine::Activations {
         first_position(position),
         x(size_t{tokens} * config.hidden),
         normed(x.size()),
-        q(size_t{tokens} * config.query_heads * kHeadDim),
-        k(size_t{tokens} * config.kv_heads * kHeadDim),
+        q(size_t{tokens} * config.query_heads * config.head_dim),
+        k(size_t{tokens} * config.kv_heads * config.head_dim),
         v(k.size()),
         o(q.size()),
         gate(size_t{tokens} * config.intermediate),
@@ -73,12 +73,11 @@ struct Engine::Activations {
 };
 
 Engine::Engine(const Model& model, Workers& workers)
-    : model_(model),
-      workers_(workers),
-      sliding_(model.config.layer_count(), KvRows(model.config.kv_heads)) {
-  for (uint32_t d = 0; d < kHeadDim / 2; ++d) {
+    : model_(model), workers_(workers), sliding_(model.config.layer_count(), KvRows(model.config)) {
+  const uint32_t dim = model.config.head_dim;
+  for (uint32_t d = 0; d < dim / 2; ++d) {
     rope_frequency_.push_back(
-        std::pow(model.config.rope_theta, -2.0f * static_cast<float>(d) / kHeadDim));
+        std::pow(model.config.rope_theta, -2.0f * static_cast<float>(d) / static_cast<float>(dim)));
   }
 }
 
@@ -99,7 +98,7 @@ std::vector<float> Engine::Prefill(std::span<const uint32_t> tokens,
   for (KvRows& rows : sliding_) rows.Clear(0);
   for (Attention* attention : attentions) attention->BeginSequence();
 
-  std::vector<KvRows> full(config.layer_count(), KvRows(config.kv_heads));
+  std::vector<KvRows> full(config.layer_count(), KvRows(config));
   const auto attend_full = [&](uint32_t layer, Activations& act) {
     full[layer].Append(act.k.data(), act.v.data(), act.token_count);
     AttendCausal(full[layer], 0, act);
@@ -179,9 +178,9 @@ void Engine::Forward(std::span<const uint32_t> tokens, const FullLayer& attend_f
     }
     for_tiles([&](uint32_t first, uint32_t n) { Mlp(layer, first, n, act); });
     if (trace) {
-      trace->q.push_back(Row(act.q, count - 1, size_t{config.query_heads} * kHeadDim));
-      trace->k.push_back(Row(act.k, count - 1, size_t{config.kv_heads} * kHeadDim));
-      trace->v.push_back(Row(act.v, count - 1, size_t{config.kv_heads} * kHeadDim));
+      trace->q.push_back(Row(act.q, count - 1, size_t{config.query_heads} * config.head_dim));
+      trace->k.push_back(Row(act.k, count - 1, size_t{config.kv_heads} * config.head_dim));
+      trace->v.push_back(Row(act.v, count - 1, size_t{config.kv_heads} * config.head_dim));
       trace->hidden.push_back(Row(act.x, count - 1, config.hidden));
     }
   }
@@ -194,31 +193,33 @@ void Engine::Project(uint32_t layer, uint32_t first, uint32_t count, Activations
   const Config& config = model_.config;
   const LayerWeights& weights = model_.layers[layer];
   float* normed = act.normed.data() + size_t{first} * config.hidden;
-  float* q = act.q.data() + size_t{first} * config.query_heads * kHeadDim;
-  float* k = act.k.data() + size_t{first} * config.kv_heads * kHeadDim;
+  float* q = act.q.data() + size_t{first} * config.query_heads * config.head_dim;
+  float* k = act.k.data() + size_t{first} * config.kv_heads * config.head_dim;
   for (uint32_t i = 0; i < count; ++i) {
     RmsNorm(act.x.data() + size_t{first + i} * config.hidden, weights.input_norm,
             config.rms_epsilon, normed + size_t{i} * config.hidden);
   }
   Multiply(weights.q, normed, q, count);
   Multiply(weights.k, normed, k, count);
-  Multiply(weights.v, normed, act.v.data() + size_t{first} * config.kv_heads * kHeadDim, count);
+  Multiply(weights.v, normed, act.v.data() + size_t{first} * config.kv_heads * config.head_dim,
+           count);
 
-  const float head_scale = 1.0f / std::sqrt(static_cast<float>(kHeadDim));
+  const uint32_t dim = config.head_dim;
+  const float head_scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  const bool has_rope = config.layer_has_rope[layer];
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t position = act.first_position + first + i;
     const float length = static_cast<float>(position + 1) / config.temperature_base;
     const float log_length = std::log(std::max(length, 1.0f));
-    for (uint32_t h = 0; h < config.query_heads; ++h, q += kHeadDim) {
-      RmsNorm(q, weights.q_norm, config.rms_epsilon, q);
-      const bool is_full = config.layer_is_full[layer];
-      const float temperature = is_full ? 1.0f + weights.temperature[h] * log_length : 1.0f;
-      for (uint32_t d = 0; d < kHeadDim; ++d) q[d] *= head_scale * temperature;
-      if (!is_full) Rope(rope_frequency_, position, q);
+    for (uint32_t h = 0; h < config.query_heads; ++h, q += dim) {
+      if (config.has_qk_norm) RmsNorm(q, weights.q_norm, config.rms_epsilon, q);
+      const float temperature = has_rope ? 1.0f : 1.0f + weights.temperature[h] * log_length;
+      for (uint32_t d = 0; d < dim; ++d) q[d] *= head_scale * temperature;
+      if (has_rope) Rope(rope_frequency_, position, q);
     }
-    for (uint32_t g = 0; g < config.kv_heads; ++g, k += kHeadDim) {
-      RmsNorm(k, weights.k_norm, config.rms_epsilon, k);
-      if (!config.layer_is_full[layer]) Rope(rope_frequency_, position, k);
+    for (uint32_t g = 0; g < config.kv_heads; ++g, k += dim) {
+      if (config.has_qk_norm) RmsNorm(k, weights.k_norm, config.rms_epsilon, k);
+      if (has_rope) Rope(rope_frequency_, position, k);
     }
   }
 }
@@ -234,15 +235,16 @@ void Engine::AttendCausal(const KvRows& rows, uint32_t window, Activations& act)
     const uint32_t position = act.first_position + first;
     const uint32_t oldest =
         window > 0 && position + 1 > window ? position + 1 - window : rows.first_position();
-    float q[kAttendRows * kHeadDim], o[kAttendRows * kHeadDim], lse[kAttendRows];
-    const size_t group_floats = size_t{group_size} * kHeadDim;
+    float q[kAttendRows * kMaxHeadDim], o[kAttendRows * kMaxHeadDim], lse[kAttendRows];
+    const size_t group_floats = size_t{group_size} * config.head_dim;
     const auto group = [&](std::vector<float>& of, uint32_t token) {
       return of.data() + (size_t{first + token} * config.kv_heads + head) * group_floats;
     };
     for (uint32_t i = 0; i < count; ++i) {
       std::copy_n(group(act.q, i), group_floats, q + i * group_floats);
     }
-    BestKernels().attend({.q = q,
+    BestKernels().attend({.head_dim = config.head_dim,
+                          .q = q,
                           .row_count = count * group_size,
                           .group_size = group_size,
                           .first_position = position,
@@ -272,7 +274,7 @@ void Engine::Mlp(uint32_t layer, uint32_t first, uint32_t count, Activations& ac
   float* normed = act.normed.data() + size_t{first} * config.hidden;
   float* gate = act.gate.data() + size_t{first} * config.intermediate;
   float* up = act.up.data() + size_t{first} * config.intermediate;
-  Multiply(weights.o, act.o.data() + size_t{first} * config.query_heads * kHeadDim, x, count,
+  Multiply(weights.o, act.o.data() + size_t{first} * config.query_heads * config.head_dim, x, count,
            /*add=*/true);
   for (uint32_t i = 0; i < count; ++i) {
     RmsNorm(x + size_t{i} * config.hidden, weights.mlp_norm, config.rms_epsilon,

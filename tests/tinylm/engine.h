@@ -3,15 +3,17 @@
 
 // Inference of TinyLM on the CPU, in fp32: prefill in chunks, then token by token.
 //
-// With W of shape (out, in), no biases, rms(x; g) = x / sqrt(mean(x^2) + eps) * g, heads of 64:
+// With W of shape (out, in), no biases, rms(x; g) = x / sqrt(mean(x^2) + eps) * g, heads of
+// D = head_dim, and rms in heads only with has_qk_norm:
 //
 //   x_i       = E[token_i]
 //   for every layer:
 //     a       = rms(x; input_norm)
-//     q_h     = rms((Wq a)_h; q_norm) / 8      k_g = rms((Wk a)_g; k_norm)      v_g = (Wv a)_g
+//     q_h     = rms((Wq a)_h; q_norm) / sqrt(D)      k_g = rms((Wk a)_g; k_norm)      v_g = (Wv a)_g
 //     sliding:  q_h, k_g = rope(., i);  sees the keys j with i - window < j <= i
 //     full:     q_h = q_h * (1 + temperature_h * ln(max(i + 1, base) / base));  no rope;
 //               sees all keys j <= i
+//     rope_full: q_h, k_g = rope(., i);  sees all keys j <= i
 //     x       = x + Wo [softmax_j(q_h . k_j) v_j]         query head h reads kv head h / group_size
 //     b       = rms(x; mlp_norm)
 //     x       = x + Wdown (silu(Wgate b) * (Wup b))

@@ -124,6 +124,7 @@ struct RowState {
 
 // Converts the row's scores for one key block to weights, and rescales o, the output accumulated so
 // far.
+template <uint32_t kHeadDim>
 void UpdateRow(float* scores, uint32_t count, RowState& state, float* o) {
   const float block_max = Max(scores, count);
   const float max = block_max > state.max ? block_max : state.max;
@@ -141,6 +142,7 @@ void UpdateRow(float* scores, uint32_t count, RowState& state, float* o) {
   state.sum += sum;
 }
 
+template <uint32_t kHeadDim>
 void Transpose(const float* rows, uint32_t count, float* columns) {
   for (uint32_t first = 0; first < kKeyBlock; first += 16) {
     for (uint32_t d = 0; d < kHeadDim; ++d) {
@@ -162,6 +164,7 @@ float Sum(Vector value) {
 
 // Computes the scores of a few rows, key by key: a decode step reads each key only once, so a
 // transpose does not pay off.
+template <uint32_t kHeadDim>
 void DotScores(const AttendArgs& args, const float* keys, uint32_t count, float* scores) {
   for (uint32_t i = 0; i < count; ++i) {
     for (uint32_t row = 0; row < args.row_count; ++row) {
@@ -174,15 +177,16 @@ void DotScores(const AttendArgs& args, const float* keys, uint32_t count, float*
   }
 }
 
+template <uint32_t kHeadDim>
 void BlockScores(const AttendArgs& args, const float* keys, uint32_t count, uint32_t width,
                  float* scores) {
   constexpr uint32_t kFewRows = 8;
   if (args.row_count <= kFewRows) {
-    DotScores(args, keys, count, scores);
+    DotScores<kHeadDim>(args, keys, count, scores);
     return;
   }
   alignas(64) float key_columns[kHeadDim * kKeyBlock];
-  Transpose(keys, count, key_columns);
+  Transpose<kHeadDim>(keys, count, key_columns);
   MatMul({.a = args.q,
           .a_stride = kHeadDim,
           .b = key_columns,
@@ -209,7 +213,8 @@ void Mask(const AttendArgs& args, uint32_t row, uint32_t first_key, uint32_t cou
 }
 
 // Processes blocks of keys with a running softmax, so that scores stay in the second-level cache.
-void Attend(const AttendArgs& args) {
+template <uint32_t kHeadDim>
+void AttendHeads(const AttendArgs& args) {
   alignas(64) float scores[kAttendRows * kKeyBlock];
   RowState states[kAttendRows];
   for (uint32_t i = 0; i < args.row_count * kHeadDim; ++i) args.o[i] = 0;
@@ -220,11 +225,11 @@ void Attend(const AttendArgs& args) {
     const uint32_t left = args.key_count - key;
     const uint32_t count = left < kKeyBlock ? left : kKeyBlock;
     const uint32_t width = (count + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
-    BlockScores(args, args.k + size_t{key} * kHeadDim, count, width, scores);
+    BlockScores<kHeadDim>(args, args.k + size_t{key} * kHeadDim, count, width, scores);
     for (uint32_t row = 0; row < args.row_count; ++row) {
       float* row_scores = scores + row * kKeyBlock;
       Mask(args, row, args.first_key + key, count, width, row_scores);
-      UpdateRow(row_scores, width, states[row], args.o + row * kHeadDim);
+      UpdateRow<kHeadDim>(row_scores, width, states[row], args.o + row * kHeadDim);
     }
     MatMul({.a = scores,
             .a_stride = kKeyBlock,
@@ -245,6 +250,11 @@ void Attend(const AttendArgs& args) {
     const float scale = state.sum > 0 ? 1.0f / state.sum : 0.0f;
     for (uint32_t d = 0; d < kHeadDim; ++d) args.o[row * kHeadDim + d] *= scale;
   }
+}
+
+void Attend(const AttendArgs& args) {
+  if (args.head_dim == 64) AttendHeads<64>(args);
+  if (args.head_dim == 128) AttendHeads<128>(args);
 }
 
 void SiluMul(float* gate, const float* up, size_t count) {

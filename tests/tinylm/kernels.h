@@ -11,9 +11,12 @@
 
 namespace tinylm {
 
-inline constexpr uint32_t kHeadDim = 64;       // the only head size of this engine
+inline constexpr uint32_t kMaxHeadDim = 128;
 inline constexpr uint32_t kPanelColumns = 32;  // adjacent columns of B, see MatMulArgs
 inline constexpr uint32_t kAttendRows = 256;   // most query rows of one Attend call
+
+// Returns whether the attention has a kernel for heads of this size.
+constexpr bool IsHeadDim(uint32_t dim) { return dim == 64 || dim == kMaxHeadDim; }
 
 // C[rows, columns] = A[rows, inner] x B[inner, columns], added to C if `add`. B is split into
 // panels of kPanelColumns columns: element (i, j) is at b[(j / 32) * b_panel_stride + i * b_stride
@@ -36,15 +39,16 @@ struct MatMulArgs {
 //
 // Row r (its query already scaled) has position first_position + r / group_size and sees the keys
 // at positions <= its own; if window is not 0, only the last `window` of these. Sets o[row_count,
-// 64], and lse[row_count] = ln sum exp(q . k), which is -inf (and o is 0) when no key is visible.
+// head_dim], and lse[row_count] = ln sum exp(q . k), which is -inf (and o is 0) when no key is visible.
 //
-// REQUIRES: row_count <= kAttendRows.
+// REQUIRES: row_count <= kAttendRows; IsHeadDim(head_dim).
 struct AttendArgs {
-  const float* q;  // [row_count, 64]
+  uint32_t head_dim;
+  const float* q;  // [row_count, head_dim]
   uint32_t row_count, group_size;
   uint32_t first_position;
-  const float* k;  // [key_count, 64]
-  const float* v;  // [key_count, 64]
+  const float* k;  // [key_count, head_dim]
+  const float* v;  // [key_count, head_dim]
   uint32_t key_count;
   uint32_t first_key;  // position of k's row 0
   uint32_t window = 0;

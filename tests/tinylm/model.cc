@@ -115,13 +115,18 @@ Config ParseConfig(const json& file) {
   config.rms_epsilon = file.at("rms_norm_eps");
   config.rope_theta = file.at("rope_theta");
   config.temperature_base = file.at("attn_temp_base");
+  config.head_dim = file.at("head_dim");
+  config.has_qk_norm = file.value("qk_norm", true);
+  bool slides = false;
   for (const std::string kind : file.at("layer_types")) {
-    if (kind != "full" && kind != "sliding")
+    if (kind != "full" && kind != "sliding" && kind != "rope_full")
       throw std::runtime_error("has an unknown layer type " + kind);
-    config.layer_is_full.push_back(kind == "full");
+    slides = slides || kind == "sliding";
+    config.layer_is_full.push_back(kind != "sliding");
+    config.layer_has_rope.push_back(kind != "full");
   }
   const bool fits = config.kv_heads > 0 && config.query_heads % config.kv_heads == 0 &&
-                    config.window > 0 && file.at("head_dim") == kHeadDim &&
+                    (config.window > 0 || !slides) && IsHeadDim(config.head_dim) &&
                     config.hidden % kPanelColumns == 0 && config.vocabulary % kPanelColumns == 0 &&
                     config.intermediate % kPanelColumns == 0;
   if (!fits) throw std::runtime_error("has sizes that this engine does not support");
@@ -140,15 +145,17 @@ LayerWeights LoadLayer(const Safetensors& file, const Config& config, uint32_t l
   LayerWeights weights;
   weights.input_norm = gains("input_layernorm", hidden);
   weights.mlp_norm = gains("post_attention_layernorm", hidden);
-  weights.q_norm = gains("self_attn.q_norm", kHeadDim);
-  weights.k_norm = gains("self_attn.k_norm", kHeadDim);
-  if (config.layer_is_full[layer]) {
+  if (config.has_qk_norm) {
+    weights.q_norm = gains("self_attn.q_norm", config.head_dim);
+    weights.k_norm = gains("self_attn.k_norm", config.head_dim);
+  }
+  if (!config.layer_has_rope[layer]) {
     weights.temperature = file.Get(prefix + "self_attn.attn_temp", {config.query_heads});
   }
-  weights.q = matrix("self_attn.q_proj", config.query_heads * kHeadDim, hidden);
-  weights.k = matrix("self_attn.k_proj", config.kv_heads * kHeadDim, hidden);
-  weights.v = matrix("self_attn.v_proj", config.kv_heads * kHeadDim, hidden);
-  weights.o = matrix("self_attn.o_proj", hidden, config.query_heads * kHeadDim);
+  weights.q = matrix("self_attn.q_proj", config.query_heads * config.head_dim, hidden);
+  weights.k = matrix("self_attn.k_proj", config.kv_heads * config.head_dim, hidden);
+  weights.v = matrix("self_attn.v_proj", config.kv_heads * config.head_dim, hidden);
+  weights.o = matrix("self_attn.o_proj", hidden, config.query_heads * config.head_dim);
   weights.gate = matrix("mlp.gate_proj", config.intermediate, hidden);
   weights.up = matrix("mlp.up_proj", config.intermediate, hidden);
   weights.down = matrix("mlp.down_proj", hidden, config.intermediate);

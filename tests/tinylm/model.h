@@ -16,11 +16,14 @@ struct Config {
   uint32_t intermediate = 0;
   uint32_t query_heads = 0;
   uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;  // 64 or 128
+  bool has_qk_norm = false;
   uint32_t window = 0;  // of the sliding layers; includes the token itself
   float rms_epsilon = 0;
   float rope_theta = 0;
   float temperature_base = 0;
   std::vector<bool> layer_is_full;
+  std::vector<bool> layer_has_rope;  // the full layers without it have a length temperature
 
   uint32_t layer_count() const { return static_cast<uint32_t>(layer_is_full.size()); }
   uint32_t group_size() const { return query_heads / kv_heads; }
@@ -35,7 +38,9 @@ struct Matrix {
 };
 
 struct LayerWeights {
-  std::vector<float> input_norm, q_norm, k_norm, temperature /* full layers only */, mlp_norm;
+  std::vector<float> input_norm, mlp_norm;
+  std::vector<float> q_norm, k_norm;  // empty without has_qk_norm
+  std::vector<float> temperature;     // empty on layers with rope
   Matrix q, k, v, o, gate, up, down;
 };
 

@@ -86,11 +86,13 @@ void PqcachedAttention::OpenCache(const std::string& fingerprint) {
   group.layer_count = static_cast<uint32_t>(layers.size());
   group.kv_heads = config_.kv_heads;
   group.query_heads = config_.query_heads;
-  group.key_dim = kHeadDim;
-  group.value_dim = kHeadDim;
+  group.key_dim = config_.head_dim;
+  group.value_dim = config_.head_dim;
   group.dtype = options_.dtype;
   group.softmax_scale = 1.0f;
-  group.rope_layout = PQC_ROPE_NONE;
+  const bool has_rope = config_.layer_has_rope[layers.front()];
+  group.rope_layout = has_rope ? PQC_ROPE_HALF : PQC_ROPE_NONE;
+  group.rope_theta = has_rope ? config_.rope_theta : 0;
   auto spec = Sized<pqc_cache_spec>();
   spec.name = options_.cache_name.c_str();
   spec.model_fingerprint = fingerprint.c_str();
@@ -131,7 +133,7 @@ void PqcachedAttention::BeginSequence() {
 }
 
 void PqcachedAttention::Prefill(const KvChunk& chunk) {
-  const uint64_t shape[3] = {chunk.token_count, config_.kv_heads, kHeadDim};
+  const uint64_t shape[3] = {chunk.token_count, config_.kv_heads, config_.head_dim};
   const pqc_tensor keys = Borrow(chunk.k, shape), values = Borrow(chunk.v, shape);
   Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, &keys, &values), "pqc_ingest");
   sink_and_window_.Prefill(chunk);
@@ -160,23 +162,24 @@ void PqcachedAttention::Decode(const DecodeArgs& args) {
   attended_ = sink_and_window_.last_attended();
 
   position_ = args.position;
-  const size_t row_floats = size_t{config_.kv_heads} * kHeadDim;
+  const size_t row_floats = size_t{config_.kv_heads} * config_.head_dim;
   new_rows_.push_back({args.layer, {args.k, args.k + row_floats}, {args.v, args.v + row_floats}});
   if (args.position + 1 <= selection_.sink_tokens + selection_.window_tokens) return;
 
   if (token_budget_ > 0) {
     selection_.token_count = std::min<uint64_t>(token_budget_, args.position + 1);
   }
-  std::vector<float> middle_o(size_t{heads} * kHeadDim), middle_lse(heads);
+  std::vector<float> middle_o(size_t{heads} * config_.head_dim), middle_lse(heads);
   attended_.selected = steps_->Attend({.sequence = sequence_,
                                        .position = args.position,
                                        .layer = args.layer,
                                        .query_heads = heads,
+                                       .head_dim = config_.head_dim,
                                        .q = args.q,
                                        .selection = selection_,
                                        .o = middle_o.data(),
                                        .lse = middle_lse.data()});
-  Check(pqc_merge(heads, kHeadDim, args.o, lse.data(), middle_o.data(), middle_lse.data()),
+  Check(pqc_merge(heads, config_.head_dim, args.o, lse.data(), middle_o.data(), middle_lse.data()),
         "pqc_merge");
 }
 

@@ -31,13 +31,13 @@ Config ConfigOfRank(Config config, uint32_t rank_count) {
   return config;
 }
 
-// Returns the rank's heads of [tokens, heads, 64].
-std::vector<float> Slice(const float* data, uint32_t tokens, uint32_t heads, uint32_t rank,
-                         uint32_t rank_count) {
-  const size_t part = size_t{heads} / rank_count * kHeadDim;
+// Returns the rank's heads of [tokens, heads, head_dim].
+std::vector<float> Slice(const float* data, uint32_t tokens, uint32_t heads, uint32_t head_dim,
+                         uint32_t rank, uint32_t rank_count) {
+  const size_t part = size_t{heads} / rank_count * head_dim;
   std::vector<float> slice(tokens * part);
   for (uint32_t t = 0; t < tokens; ++t) {
-    std::copy_n(data + size_t{t} * heads * kHeadDim + rank * part, part, &slice[t * part]);
+    std::copy_n(data + size_t{t} * heads * head_dim + rank * part, part, &slice[t * part]);
   }
   return slice;
 }
@@ -87,7 +87,7 @@ using Act = RankProcess::Command::Act;
 // Executes one command; returns the floats of the answer.
 std::vector<float> Execute(const RankProcess::Command& command, const std::vector<float>& floats,
                            const Config& config, PqcachedAttention& attention) {
-  const size_t kv_floats = size_t{config.kv_heads} * kHeadDim;
+  const size_t kv_floats = size_t{config.kv_heads} * config.head_dim;
   switch (command.act) {
     case Act::kBegin:
       attention.BeginSequence();
@@ -100,7 +100,7 @@ std::vector<float> Execute(const RankProcess::Command& command, const std::vecto
       attention.EndPrefill();
       break;
     case Act::kDecode: {
-      const size_t q_floats = size_t{config.query_heads} * kHeadDim;
+      const size_t q_floats = size_t{config.query_heads} * config.head_dim;
       std::vector<float> o(q_floats);
       attention.Decode({command.layer, command.position, floats.data(), floats.data() + q_floats,
                         floats.data() + q_floats + kv_floats, o.data()});
@@ -249,7 +249,7 @@ void RankedAttention::Rewind() { ExecuteOnAll({.act = Act::kRewind}); }
 
 void RankedAttention::Prefill(const KvChunk& chunk) {
   const auto part = [&](const float* data, uint32_t rank) {
-    return Slice(data, chunk.token_count, config_.kv_heads, rank, rank_count_);
+    return Slice(data, chunk.token_count, config_.kv_heads, config_.head_dim, rank, rank_count_);
   };
   for (uint32_t i = 0; i < others_.size(); ++i) {
     others_[i].Send({.act = Act::kPrefill,
@@ -266,10 +266,10 @@ void RankedAttention::Prefill(const KvChunk& chunk) {
 
 void RankedAttention::Decode(const DecodeArgs& args) {
   const auto queries = [&](uint32_t rank) {
-    return Slice(args.q, 1, config_.query_heads, rank, rank_count_);
+    return Slice(args.q, 1, config_.query_heads, config_.head_dim, rank, rank_count_);
   };
   const auto rows = [&](const float* data, uint32_t rank) {
-    return Slice(data, 1, config_.kv_heads, rank, rank_count_);
+    return Slice(data, 1, config_.kv_heads, config_.head_dim, rank, rank_count_);
   };
   for (uint32_t i = 0; i < others_.size(); ++i) {
     others_[i].Send({.act = Act::kDecode, .layer = args.layer, .position = args.position},

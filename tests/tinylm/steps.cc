@@ -27,24 +27,27 @@ pqc_step* Begin(pqc_client* client, const std::vector<pqc_step_item>& items,
   return step;
 }
 
-// Shapes: q, o [tokens, heads, 64], lse [tokens, heads], counts [tokens].
-void AttendStep(pqc_step* step, uint32_t layer, uint64_t tokens, uint64_t heads, const float* q,
-                const pqc_selection& selection, float* o, float* lse, uint32_t* counts) {
-  const uint64_t shape[3] = {tokens, heads, kHeadDim};
+// Shapes: q, o [tokens, heads, dim], lse [tokens, heads], counts [tokens].
+void AttendStep(pqc_step* step, const StepQuery& first, uint64_t tokens, const float* q, float* o,
+                float* lse, uint32_t* counts) {
+  const uint64_t heads = first.query_heads;
+  const uint64_t shape[3] = {tokens, heads, first.head_dim};
   const pqc_tensor queries = Borrow(q, shape);
   auto attention = Sized<pqc_step_attention>();
   attention.output = o;
-  attention.output_capacity = tokens * heads * kHeadDim;
+  attention.output_capacity = tokens * heads * first.head_dim;
   attention.lse = lse;
   attention.lse_capacity = tokens * heads;
   attention.counts = counts;
-  Check(pqc_step_attend(step, layer, &queries, &selection, &attention), "pqc_step_attend");
+  Check(pqc_step_attend(step, first.layer, &queries, &first.selection, &attention),
+        "pqc_step_attend");
 }
 
-// Ends a step with one token per item; `rows` holds all layers, k and v [tokens, kv_heads, 64].
+// Ends a step with one token per item; `rows` holds all layers, k and v [tokens, kv_heads, dim].
 void EndStep(pqc_step* step, uint64_t tokens, uint64_t kv_heads,
              const std::vector<StepRows>& rows) {
-  const uint64_t shape[3] = {tokens, kv_heads, kHeadDim};
+  const uint64_t dim = rows.empty() ? 0 : rows.front().k.size() / (tokens * kv_heads);
+  const uint64_t shape[3] = {tokens, kv_heads, dim};
   std::vector<pqc_layer_rows> layers;
   for (const StepRows& each : rows) {
     auto layer = Sized<pqc_layer_rows>();
@@ -64,8 +67,7 @@ uint32_t SingleSteps::Attend(const StepQuery& query) {
     step_ = Begin(client_, {ItemOf(query.sequence, query.position)}, &query.selection);
   }
   uint32_t count = 0;
-  AttendStep(step_, query.layer, 1, query.query_heads, query.q, query.selection, query.o, query.lse,
-             &count);
+  AttendStep(step_, query, 1, query.q, query.o, query.lse, &count);
   return count;
 }
 
@@ -144,12 +146,11 @@ void BatchSteps::AttendAll() {
     return std::find(order_.begin(), order_.end(), a->sequence) <
            std::find(order_.begin(), order_.end(), b->sequence);
   });
-  const size_t heads = first.query_heads, floats = heads * kHeadDim;
+  const size_t heads = first.query_heads, floats = heads * first.head_dim;
   std::vector<float> q(queries_.size() * floats), o(q.size()), lse(queries_.size() * heads);
   for (size_t i = 0; i < queries_.size(); ++i) std::copy_n(queries_[i]->q, floats, &q[i * floats]);
   counts_.assign(queries_.size(), 0);
-  AttendStep(step_, first.layer, queries_.size(), heads, q.data(), first.selection, o.data(),
-             lse.data(), counts_.data());
+  AttendStep(step_, first, queries_.size(), q.data(), o.data(), lse.data(), counts_.data());
   for (size_t i = 0; i < queries_.size(); ++i) {
     std::copy_n(&o[i * floats], floats, queries_[i]->o);
     std::copy_n(&lse[i * heads], heads, queries_[i]->lse);

@@ -23,13 +23,14 @@ struct StepQuery {
   uint32_t position = 0;
   uint32_t layer = 0;
   uint32_t query_heads = 0;
-  const float* q = nullptr;  // [query_heads, 64]
+  uint32_t head_dim = 0;
+  const float* q = nullptr;  // [query_heads, head_dim]
   pqc_selection selection;   // the same for the whole batch
-  float* o = nullptr;        // [query_heads, 64], written
+  float* o = nullptr;        // [query_heads, head_dim], written
   float* lse = nullptr;      // [query_heads], written
 };
 
-// K and V of the step's token in one layer: [kv_heads, 64].
+// K and V of the step's token in one layer: [kv_heads, head_dim].
 struct StepRows {
   uint32_t layer = 0;
   std::vector<float> k, v;

@@ -64,12 +64,13 @@ std::vector<float> Flat(const nlohmann::json& heads) {
   return values;
 }
 
-TEST_F(EngineTest, EveryLayerMatchesTheReferenceOfATinyPrompt) {
-  std::ifstream in(kDirectory + "/reference_dev/reference_tiny.json");
+// Compares all layers with the reference of a short prompt.
+void CompareLayers(Engine& engine, const std::string& references) {
+  std::ifstream in(references + "/reference_tiny.json");
   const nlohmann::json reference = nlohmann::json::parse(in);
   Engine::Trace trace;
   const auto logits =
-      engine_.Prefill(reference.at("ids").get<std::vector<uint32_t>>(), {}, {}, &trace);
+      engine.Prefill(reference.at("ids").get<std::vector<uint32_t>>(), {}, {}, &trace);
 
   const auto& hidden = reference.at("hidden_last");
   const auto& layers = reference.at("layers");
@@ -86,6 +87,34 @@ TEST_F(EngineTest, EveryLayerMatchesTheReferenceOfATinyPrompt) {
     EXPECT_LT(MaxDifference(trace.v[i], Flat(layers[i].at("v"))), 1e-4f) << "v of layer " << i;
   }
   EXPECT_LT(MaxDifference(logits, reference.at("logits_last").get<std::vector<float>>()), 1e-4f);
+}
+
+TEST_F(EngineTest, EveryLayerMatchesTheReferenceOfATinyPrompt) {
+  CompareLayers(engine_, kDirectory + "/reference_dev");
+}
+
+// The second model: rope on all layers, heads of 128, no norm of q and k.
+TEST(RopeEngineTest, LayersLogitsAndGreedyOutputsMatchTheReference) {
+  const std::string directory = kDirectory + "/rope";
+  const Model model = LoadModel(directory + "/model");
+  Workers workers(2);
+  Engine engine(model, workers);
+  CompareLayers(engine, directory + "/reference_dev");
+  FullAttention full(model.config, workers);
+  ReferenceComparison total;
+  for (const char* task : {"niah", "kv", "mq", "var"}) {
+    for (const uint32_t length : {256u, 1024u}) {
+      total.Add(CompareWithReference(engine, full, directory + "/prompts_dev",
+                                     directory + "/reference_dev", task, length,
+                                     /*prompt_limit=*/3));
+    }
+  }
+  EXPECT_GE(total.question_count, 200u);
+  EXPECT_GE(total.logit_count, 8u * 512u);
+  EXPECT_LT(total.logit_max_abs_error, kLogitTolerance);
+  for (const auto& mismatch : total.mismatches) {
+    EXPECT_TRUE(mismatch.is_near_tie) << mismatch.where << ": margin " << mismatch.margin;
+  }
 }
 
 TEST_F(EngineTest, LogitsAndGreedyOutputsMatchTheReferenceAt1024) {
@@ -203,22 +232,22 @@ TEST_F(EngineTest, ATokenOutsideTheVocabularyIsRefused) {
 }
 
 TEST(MergePartialTest, EqualsAttentionOverBothParts) {
-  constexpr uint32_t kHeads = 2;
+  constexpr uint32_t kHeads = 2, kHeadDim = 64;
   const float infinity = std::numeric_limits<float>::infinity();
   std::vector<float> o_a(kHeads * kHeadDim, 1.0f), o_b(kHeads * kHeadDim, 5.0f);
   std::vector<float> lse_a{std::log(3.0f), -infinity}, lse_b{std::log(1.0f), 2.0f};
-  MergePartial(kHeads, o_a.data(), lse_a.data(), o_b.data(), lse_b.data());
+  MergePartial(kHeads, kHeadDim, o_a.data(), lse_a.data(), o_b.data(), lse_b.data());
   EXPECT_FLOAT_EQ(lse_a[0], std::log(4.0f));
   EXPECT_FLOAT_EQ(o_a[0], 2.0f);
   EXPECT_FLOAT_EQ(lse_a[1], 2.0f);
   EXPECT_FLOAT_EQ(o_a[kHeadDim], 5.0f);
 
   std::vector<float> nothing(kHeads * kHeadDim), no_lse(kHeads, -infinity);
-  MergePartial(kHeads, o_a.data(), lse_a.data(), nothing.data(), no_lse.data());
+  MergePartial(kHeads, kHeadDim, o_a.data(), lse_a.data(), nothing.data(), no_lse.data());
   EXPECT_FLOAT_EQ(o_a[0], 2.0f);
   auto empty = nothing;
   auto empty_lse = no_lse;
-  MergePartial(kHeads, empty.data(), empty_lse.data(), nothing.data(), no_lse.data());
+  MergePartial(kHeads, kHeadDim, empty.data(), empty_lse.data(), nothing.data(), no_lse.data());
   EXPECT_EQ(empty, nothing);
   EXPECT_EQ(empty_lse, no_lse);
 }

@@ -69,7 +69,7 @@ TEST_P(KernelsTest, MatMulMatchesPlainLoopsAtRowCountsAroundTheTile) {
 }
 
 struct AttendCase {
-  uint32_t rows, group_size, first_position, first_key, key_count, window;
+  uint32_t rows, group_size, first_position, first_key, key_count, window, head_dim = 64;
 };
 
 bool IsVisible(const AttendCase& c, uint32_t row, uint32_t key_index) {
@@ -79,20 +79,24 @@ bool IsVisible(const AttendCase& c, uint32_t row, uint32_t key_index) {
 
 TEST_P(KernelsTest, AttendMatchesPlainLoops) {
   const AttendCase cases[] = {
-      {2, 2, 0, 0, 1, 0},          {2, 2, 100, 0, 64, 0},    {2, 2, 5000, 0, 4097, 0},
-      {256, 2, 0, 0, 128, 0},      {256, 2, 300, 0, 428, 0}, {254, 2, 129, 0, 256, 0},
-      {256, 2, 300, 237, 191, 64}, {200, 1, 0, 0, 200, 64},  {7, 1, 130, 67, 70, 64},
-      {8, 8, 128, 0, 129, 0},      {6, 2, 63, 0, 66, 64},    {4, 2, 10, 0, 127, 0},
+      {2, 2, 0, 0, 1, 0},          {2, 2, 100, 0, 64, 0},         {2, 2, 5000, 0, 4097, 0},
+      {256, 2, 0, 0, 128, 0},      {256, 2, 300, 0, 428, 0},      {254, 2, 129, 0, 256, 0},
+      {256, 2, 300, 237, 191, 64}, {200, 1, 0, 0, 200, 64},       {7, 1, 130, 67, 70, 64},
+      {8, 8, 128, 0, 129, 0},      {6, 2, 63, 0, 66, 64},         {4, 2, 10, 0, 127, 0},
+      {4, 4, 900, 0, 901, 0, 128}, {256, 4, 300, 0, 428, 0, 128}, {63, 1, 64, 0, 127, 64, 128},
   };
   for (const AttendCase& c : cases) {
-    SCOPED_TRACE(testing::Message() << c.rows << " rows at " << c.first_position << ", "
-                                    << c.key_count << " keys, window " << c.window);
-    auto q = RandomFloats(size_t{c.rows} * kHeadDim, 1);
+    SCOPED_TRACE(testing::Message()
+                 << c.head_dim << " dims, " << c.rows << " rows at " << c.first_position << ", "
+                 << c.key_count << " keys, window " << c.window);
+    const uint32_t dim = c.head_dim;
+    auto q = RandomFloats(size_t{c.rows} * dim, 1);
     for (float& x : q) x *= 0.5f;
-    const auto k = RandomFloats(size_t{c.key_count} * kHeadDim, 2);
-    const auto v = RandomFloats(size_t{c.key_count} * kHeadDim, 3);
+    const auto k = RandomFloats(size_t{c.key_count} * dim, 2);
+    const auto v = RandomFloats(size_t{c.key_count} * dim, 3);
     std::vector<float> o(q.size()), lse(c.rows);
-    GetParam()->attend({.q = q.data(),
+    GetParam()->attend({.head_dim = dim,
+                        .q = q.data(),
                         .row_count = c.rows,
                         .group_size = c.group_size,
                         .first_position = c.first_position,
@@ -105,33 +109,34 @@ TEST_P(KernelsTest, AttendMatchesPlainLoops) {
                         .lse = lse.data()});
     for (uint32_t row = 0; row < c.rows; ++row) {
       double sum = 0;
-      std::vector<double> expected(kHeadDim);
+      std::vector<double> expected(dim);
       for (uint32_t key = 0; key < c.key_count; ++key) {
         if (!IsVisible(c, row, key)) continue;
         double logit = 0;
-        for (uint32_t d = 0; d < kHeadDim; ++d) {
-          logit += double{q[row * kHeadDim + d]} * k[key * kHeadDim + d];
+        for (uint32_t d = 0; d < dim; ++d) {
+          logit += double{q[row * dim + d]} * k[key * dim + d];
         }
         sum += std::exp(logit);
-        for (uint32_t d = 0; d < kHeadDim; ++d) {
-          expected[d] += std::exp(logit) * v[key * kHeadDim + d];
+        for (uint32_t d = 0; d < dim; ++d) {
+          expected[d] += std::exp(logit) * v[key * dim + d];
         }
       }
       ASSERT_GT(sum, 0);
       ASSERT_NEAR(lse[row], std::log(sum), 1e-4) << "row " << row;
-      for (uint32_t d = 0; d < kHeadDim; ++d) {
-        ASSERT_NEAR(o[row * kHeadDim + d], expected[d] / sum, 1e-5)
-            << "row " << row << " dim " << d;
+      for (uint32_t d = 0; d < dim; ++d) {
+        ASSERT_NEAR(o[row * dim + d], expected[d] / sum, 1e-5) << "row " << row << " dim " << d;
       }
     }
   }
 }
 
 TEST_P(KernelsTest, AttendToNothingIsZeroWithLseOfMinusInfinity) {
-  const auto q = RandomFloats(2 * kHeadDim, 1), rows = RandomFloats(3 * kHeadDim, 2);
+  constexpr uint32_t dim = 64;
+  const auto q = RandomFloats(2 * dim, 1), rows = RandomFloats(3 * dim, 2);
   for (const uint32_t key_count : {0u, 3u}) {  // none at all; only later ones
     std::vector<float> o(q.size(), 7.0f), lse(2, 7.0f);
-    GetParam()->attend({.q = q.data(),
+    GetParam()->attend({.head_dim = dim,
+                        .q = q.data(),
                         .row_count = 2,
                         .group_size = 2,
                         .first_position = 4,
@@ -147,11 +152,13 @@ TEST_P(KernelsTest, AttendToNothingIsZeroWithLseOfMinusInfinity) {
 }
 
 TEST_P(KernelsTest, AttendSurvivesLogitsThatOverflowExp) {
-  std::vector<float> q(kHeadDim, 10.0f), k(2 * kHeadDim, 1.0f), v(2 * kHeadDim);
-  for (uint32_t d = 0; d < kHeadDim; ++d) k[kHeadDim + d] = -1.0f;  // logits 640 and -640
-  for (uint32_t d = 0; d < kHeadDim; ++d) v[d] = static_cast<float>(d);
-  std::vector<float> o(kHeadDim), lse(1);
-  GetParam()->attend({.q = q.data(),
+  constexpr uint32_t dim = 64;
+  std::vector<float> q(dim, 10.0f), k(2 * dim, 1.0f), v(2 * dim);
+  for (uint32_t d = 0; d < dim; ++d) k[dim + d] = -1.0f;  // logits 640 and -640
+  for (uint32_t d = 0; d < dim; ++d) v[d] = static_cast<float>(d);
+  std::vector<float> o(dim), lse(1);
+  GetParam()->attend({.head_dim = dim,
+                      .q = q.data(),
                       .row_count = 1,
                       .group_size = 1,
                       .first_position = 1,
@@ -162,7 +169,7 @@ TEST_P(KernelsTest, AttendSurvivesLogitsThatOverflowExp) {
                       .o = o.data(),
                       .lse = lse.data()});
   EXPECT_FLOAT_EQ(lse[0], 640.0f);
-  for (uint32_t d = 0; d < kHeadDim; ++d) EXPECT_EQ(o[d], v[d]);
+  for (uint32_t d = 0; d < dim; ++d) EXPECT_EQ(o[d], v[d]);
 }
 
 TEST_P(KernelsTest, SiluMulMatchesPlainLoopsFromUnderflowToOverflow) {

@@ -130,7 +130,7 @@ TEST_F(ModelTest, AConfigThatTheEngineWasNotMadeForIsRefused) {
   const json config = json::parse(in);
   const std::pair<json, const char*> cases[] = {
       {{{"layer_types", {"sliding", "linear"}}}, "linear"},
-      {{{"head_dim", 128}}, "sizes"},
+      {{{"head_dim", 96}}, "sizes"},
       {{{"num_key_value_heads", 0}}, "sizes"},
       {{{"num_key_value_heads", 3}}, "sizes"},
       {{{"hidden_size", "many"}}, "config.json"},

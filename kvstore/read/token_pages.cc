@@ -125,19 +125,21 @@ void WriteList(const PagePlan& plan, std::span<const uint32_t> indices, int32_t*
 
 }  // namespace
 
-void PlanPages(const Selection& selection, const ResolvedSelection& resolved,
-               const PageQuery& query, const PageTerms& terms, PagePlan* plan) {
-  plan->listed.clear();
-  plan->competing.clear();
+PageEnds EndsOf(const Selection& selection, const PageQuery& query) {
   const auto context = static_cast<uint32_t>(query.query_position) + 1;
   const uint32_t sink_end = std::min(selection.sink_tokens, context);
   const uint32_t window_begin =
       std::max(sink_end, context - std::min(selection.window_tokens, context));
-  if (terms.with_sink) ListPages(selection, {0, sink_end}, terms.page_tokens, &plan->listed);
-  if (terms.with_window) {
-    ListPages(selection, {window_begin, context + query.query_length - 1}, terms.page_tokens,
-              &plan->listed);
-  }
+  return {.sink = {0, sink_end}, .window = {window_begin, context + query.query_length - 1}};
+}
+
+void PlanPages(const Selection& selection, const ResolvedSelection& resolved,
+               const PageQuery& query, const PageTerms& terms, PagePlan* plan) {
+  plan->listed.clear();
+  plan->competing.clear();
+  const PageEnds ends = EndsOf(selection, query);
+  if (terms.with_sink) ListPages(selection, ends.sink, terms.page_tokens, &plan->listed);
+  if (terms.with_window) ListPages(selection, ends.window, terms.page_tokens, &plan->listed);
   for (const PositionRange& range : resolved.candidates) {
     ForEachPage(range, terms.page_tokens, [&](uint32_t page, PositionRange) {
       if (!plan->competing.empty() && plan->competing.back() == page) return;

@@ -18,14 +18,14 @@
 #include <vector>
 
 #include "kernels/base/exec.h"
+#include "kernels/select/head_rule.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/resolve.h"
 #include "kvstore/read/selection.h"
 
 namespace pqcached::kvstore {
 
-// The lists of an item: one for each kv head, or one by scores that are joined over the kv heads.
-enum class HeadRule : uint8_t { kEach = 0, kMax = 1, kSum = 2 };
+using kernels::HeadRule;
 
 struct PageTerms {
   uint32_t page_tokens = 16;  // at least 1
@@ -44,6 +44,14 @@ struct PageQuery {
   uint64_t query_position = 0;
   uint32_t query_length = 1;
 };
+
+// Tokens of an item that are no candidates: the sink, and the window with the query tokens.
+struct PageEnds {
+  PositionRange sink;
+  PositionRange window;
+};
+
+PageEnds EndsOf(const Selection& selection, const PageQuery& query);
 
 // The pages of a selection, before any is scored.
 struct PagePlan {

@@ -13,7 +13,6 @@ namespace {
 constexpr uint32_t kSelectCellsThreads = 512;
 constexpr uint32_t kSelectCellsWarps = kSelectCellsThreads / kWarpThreads;
 constexpr uint32_t kMaxCells = 1u << kMaxCellBits;
-constexpr uint32_t kDigitBins = 256;
 
 constexpr uint32_t MemberWords(uint32_t cell_count) { return (cell_count + 31) / 32; }
 
@@ -101,9 +100,7 @@ struct SelectCellsShared {
   float floats[kSelectCellsWarps];
   double doubles[kSelectCellsWarps];
   uint32_t words[kSelectCellsWarps];
-  uint32_t bins[kDigitBins];
-  uint32_t digit;
-  uint32_t above;
+  RadixShared radix;
 };
 
 // One block selects cells for one lane, over all cells of all tables of the lane, numbered [0,
@@ -177,33 +174,11 @@ class LaneCellSelector {
     }
   }
 
-  // Finds the k-th largest key by radix select, from the highest digit down.
   __device__ LaneThreshold FindThreshold(uint32_t k) {
     auto& shared = Shared<SelectCellsShared>();
-    uint32_t prefix = 0;
-    uint32_t left = k;
-    for (uint32_t shift = 24;; shift -= 8) {
-      for (uint32_t i = threadIdx.x; i < kDigitBins; i += kSelectCellsThreads) shared.bins[i] = 0;
-      __syncthreads();
-      for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
-        const uint64_t above_digit = uint64_t{keys_[i]} >> (shift + 8);
-        if (tokens_[i] == 0 || above_digit != uint64_t{prefix} >> (shift + 8)) continue;
-        atomicAdd(&shared.bins[keys_[i] >> shift & 255u], tokens_[i]);
-      }
-      __syncthreads();
-      const uint32_t bin = kDigitBins - 1 - threadIdx.x;  // thread 0 takes the largest digit
-      const uint32_t tokens = threadIdx.x < kDigitBins ? shared.bins[bin] : 0;
-      const uint32_t above = BlockSumBefore(tokens, shared.words);
-      if (above < left && left <= above + tokens) {
-        shared.digit = bin;
-        shared.above = above;
-      }
-      __syncthreads();
-      prefix |= shared.digit << shift;
-      left -= shared.above;
-      if (shift == 0) return {prefix, left};
-      __syncthreads();
-    }
+    return FindKthKey(
+        cell_count_, k, [this](uint32_t cell) { return keys_[cell]; },
+        [this](uint32_t cell) { return tokens_[cell]; }, shared.radix, shared.words);
   }
 
   const PqSelectArgs& args_;

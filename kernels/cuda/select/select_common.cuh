@@ -142,6 +142,47 @@ struct LaneThreshold {
   uint32_t equal_quota;  // number of slots equal to the threshold that are selected
 };
 
+inline constexpr uint32_t kDigitBins = 256;
+struct RadixShared {
+  uint32_t bins[kDigitBins];
+  uint32_t digit;
+  uint32_t above;
+};
+
+// Finds the k-th largest key by radix select, from the highest digit down, with all threads of a
+// block of at least kDigitBins. Entry i has key(i) and counts weight(i) times. `slots` has one
+// entry per warp. REQUIRES: 1 <= k <= sum of the weights.
+template <typename Key, typename Weight>
+__device__ LaneThreshold FindKthKey(uint32_t count, uint32_t k, const Key& key,
+                                    const Weight& weight, RadixShared& shared, uint32_t* slots) {
+  uint32_t prefix = 0;
+  uint32_t left = k;
+  for (uint32_t shift = 24;; shift -= 8) {
+    for (uint32_t i = threadIdx.x; i < kDigitBins; i += blockDim.x) shared.bins[i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+      const uint32_t weight_of = weight(i);
+      if (weight_of == 0) continue;
+      const uint32_t key_of = key(i);
+      if (uint64_t{key_of} >> (shift + 8) != uint64_t{prefix} >> (shift + 8)) continue;
+      atomicAdd(&shared.bins[key_of >> shift & 255u], weight_of);
+    }
+    __syncthreads();
+    const uint32_t bin = kDigitBins - 1 - threadIdx.x;  // thread 0 takes the largest digit
+    const uint32_t total = threadIdx.x < kDigitBins ? shared.bins[bin] : 0;
+    const uint32_t above = BlockSumBefore(total, slots);
+    if (above < left && left <= above + total) {
+      shared.digit = bin;
+      shared.above = above;
+    }
+    __syncthreads();
+    prefix |= shared.digit << shift;
+    left -= shared.above;
+    if (shift == 0) return {prefix, left};
+    __syncthreads();
+  }
+}
+
 // Comparison of this thread's slots with the threshold: bit i for slot i.
 struct SlotClasses {
   uint32_t above;
@@ -149,7 +190,8 @@ struct SlotClasses {
 };
 
 // Counts the slots of a chunk above and at the threshold.
-__device__ inline void CountSelectedSlots(SlotClasses classes, SelectedSlotCounts* counts, uint32_t* slots) {
+__device__ inline void CountSelectedSlots(SlotClasses classes, SelectedSlotCounts* counts,
+                                          uint32_t* slots) {
   const uint32_t above = BlockSum(static_cast<uint32_t>(__popc(classes.above)), slots);
   const uint32_t equal = BlockSum(static_cast<uint32_t>(__popc(classes.equal)), slots);
   if (threadIdx.x == 0) *counts = {above, equal};
@@ -157,9 +199,9 @@ __device__ inline void CountSelectedSlots(SlotClasses classes, SelectedSlotCount
 
 // Writes the positions of a chunk after those of the lane's earlier chunks.
 __device__ inline void EmitSelectedSlots(const SelectChunk& chunk, const SelectLane& lane,
-                                  LaneThreshold threshold, SlotClasses classes,
-                                  const SelectedSlotCounts* counts, const Selection& selection,
-                                  uint32_t* slots) {
+                                         LaneThreshold threshold, SlotClasses classes,
+                                         const SelectedSlotCounts* counts,
+                                         const Selection& selection, uint32_t* slots) {
   SelectedSlotCounts before = {0, 0};
   for (uint32_t i = lane.chunk_begin + threadIdx.x; i < blockIdx.x; i += kChunkThreads) {
     before.above += counts[i].above;

@@ -6,6 +6,7 @@
 #include "kernels/cuda/select/value_select.cuh"
 
 #include "kernels/cuda/select/select_common.cuh"
+#include "kernels/cuda/select/table_logits.cuh"
 
 namespace pqcached::kernels::cuda {
 namespace {
@@ -13,7 +14,6 @@ namespace {
 // Digits of a key, from the highest: 11, 11 and 10 bits.
 constexpr uint32_t kDigitCount = 3;
 constexpr uint32_t kMaxBins = 2048;
-constexpr uint32_t kSharedTableFloats = 8192;  // larger tables are read from global memory
 
 __host__ __device__ constexpr uint32_t DigitShift(uint32_t digit) {
   return digit == 0 ? 21 : digit == 1 ? 10 : 0;
@@ -21,11 +21,6 @@ __host__ __device__ constexpr uint32_t DigitShift(uint32_t digit) {
 __host__ __device__ constexpr uint32_t DigitBins(uint32_t digit) {
   return digit == 2 ? 1024 : 2048;
 }
-
-struct PartialNormaliser {
-  float max;
-  float sum;  // sum of exp(logit - max)
-};
 
 struct ValueScratch {
   uint32_t* bins;  // [digit, lane, kMaxBins]: histogram of keys with the same higher digits
@@ -69,51 +64,12 @@ class GivenLogits {
 
 // Source of logits that are summed from tables (PqSelect). All threads of the block must construct
 // it together.
-class TableLogits {
+class CodeLogits : public TableLogits {
  public:
-  __device__ TableLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float* shared)
-      : geometry_(args.geometry),
-        tables_(TablesOf(args.tables, chunk.table, args.geometry, args.group_size, args.rule)) {
-    const uint32_t float_count = tables_.head_count * tables_.entry_count;
-    if (float_count <= kSharedTableFloats) {
-      for (uint32_t i = threadIdx.x; i < float_count; i += kChunkThreads) {
-        shared[i] = tables_.Entry(i / tables_.entry_count, i % tables_.entry_count);
-      }
-      __syncthreads();
-      tables_ = {shared, tables_.entry_count, tables_.head_count, 1};
-    }
-    const ThreadSlots slots = SlotsOfThread(chunk);
-    const uint32_t planes = PlaneCount(geometry_);
-    for (uint32_t plane = 0; plane < planes; ++plane) {
-      uint8_t bytes[kSlotsPerThread];
-      LoadPlane(chunk.planes + plane * chunk.stride, slots, bytes);
-      PQC_UNROLL
-      for (uint32_t i = 0; i < kSlotsPerThread; ++i) codes_[plane][i] = bytes[i];
-    }
-  }
-
-  __device__ uint32_t head_count() const { return tables_.head_count; }
-  __device__ float Logit(uint32_t head, uint32_t i) const {
-    float sum = 0.0f;
-    for (uint32_t subspace = 0; subspace < geometry_.subspace_count; ++subspace) {
-      const float entry = tables_.Entry(head, (subspace << geometry_.bits) + Code(subspace, i));
-      sum = subspace == 0 ? entry : sum + entry;
-    }
-    return sum;
-  }
-
- private:
-  static constexpr uint32_t kMaxPlanes = 16;
-
-  __device__ uint32_t Code(uint32_t subspace, uint32_t i) const {
-    if (!HasNibblePlanes(geometry_)) return codes_[subspace][i];
-    const uint32_t pair = codes_[subspace / 2][i];
-    return subspace % 2 == 0 ? pair & 15u : pair >> 4;
-  }
-
-  PqGeometry geometry_;
-  TableView tables_;
-  uint8_t codes_[kMaxPlanes][kSlotsPerThread];
+  __device__ CodeLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float* shared)
+      : TableLogits(args.geometry,
+                    TablesOf(args.tables, chunk.table, args.geometry, args.group_size, args.rule),
+                    chunk, shared) {}
 };
 
 struct LogitShared {
@@ -131,40 +87,8 @@ __global__ void NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch
   if (chunk.lane == kNoLane) return;
   auto& shared = Shared<LogitShared>();
   const Logits logits(args, chunk, shared.tables);
-  const uint32_t count = SlotsOfThread(chunk).count;
-  for (uint32_t head = 0; head < logits.head_count(); ++head) {
-    float max = -kLogitLimit;
-    for (uint32_t i = 0; i < count; ++i) max = Larger(max, logits.Logit(head, i));
-    max = BlockMax(max, shared.floats);
-    float sum = 0.0f;
-    for (uint32_t i = 0; i < count; ++i) {
-      const float exponent = logits.Logit(head, i) - max;
-      if (exponent >= kMinExponent) sum += expf(exponent);
-    }
-    sum = BlockSum(sum, shared.floats);
-    if (threadIdx.x == 0) {
-      scratch.partials[size_t{blockIdx.x} * args.group_size + head] = {max, sum};
-    }
-  }
-}
-
-// Merges the normalisers of one head over all chunks of a lane, with one warp.
-__device__ inline HeadNormaliser MergeNormalisers(const ValueScratch& scratch,
-                                                  const SelectLane& lane, uint32_t group_size,
-                                                  uint32_t head) {
-  float max = -kLogitLimit;
-  for (uint32_t i = lane.chunk_begin + LaneIndex(); i < lane.chunk_end; i += kWarpThreads) {
-    max = Larger(max, scratch.partials[size_t{i} * group_size + head].max);
-  }
-  max = WarpMax(max);
-  double sum = 0.0;
-  for (uint32_t i = lane.chunk_begin + LaneIndex(); i < lane.chunk_end; i += kWarpThreads) {
-    const PartialNormaliser partial = scratch.partials[size_t{i} * group_size + head];
-    const float exponent = partial.max - max;
-    if (exponent >= kMinExponent) sum += double{expf(exponent)} * double{partial.sum};
-  }
-  sum = WarpSum(sum);
-  return {max, static_cast<float>(1.0 / sum), static_cast<float>(log(sum))};
+  NormaliseChunk(logits, SlotsOfThread(chunk).count, shared.floats,
+                 scratch.partials + size_t{blockIdx.x} * args.group_size);
 }
 
 // Adds the block's histogram in shared memory to that of the lane.
@@ -192,7 +116,8 @@ __global__ void FindValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
   const bool normalised = ReadsNormalisers(args.rule, head_count);
   if (normalised || args.lse != nullptr) {
     for (uint32_t head = WarpIndex(); head < head_count; head += kChunkWarps) {
-      const HeadNormaliser normaliser = MergeNormalisers(scratch, lane, args.group_size, head);
+      const HeadNormaliser normaliser =
+          MergeNormalisers(scratch.partials, lane, args.group_size, head);
       if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
     }
   }
@@ -346,7 +271,7 @@ KernelStatus LaunchAll(const ValueSelectArgs& args, Stream stream) {
 }  // namespace
 
 KernelStatus SelectByValues(const ValueSelectArgs& args, Stream stream) {
-  return args.tables != nullptr ? LaunchAll<TableLogits>(args, stream)
+  return args.tables != nullptr ? LaunchAll<CodeLogits>(args, stream)
                                 : LaunchAll<GivenLogits>(args, stream);
 }
 

@@ -36,6 +36,7 @@ set(sources
   gpu/gpu.cc
   gpu/ingest.cc
   gpu/merge.cc
+  gpu/pages.cc
   gpu/step.cc
   local/broker.cc
   local/image.cc

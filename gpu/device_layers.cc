@@ -41,43 +41,57 @@ Status DeviceSteps::ArrangeQueries(const StepQueries& queries, const QueryTokens
                     "arranging queries");
 }
 
+// Returns the candidates of all lanes.
+kernels::cuda::SelectTables DeviceSteps::candidates(uint32_t layer) const {
+  const StepTables::Layer& tables = tables_.layer(layer);
+  return {.lane_capacity = lane_capacity_,
+          .chunk_capacity = lane_capacity_ * tables_.chunk_capacity(),
+          .lanes = tables.select_lanes,
+          .chunks = tables.chunks};
+}
+
+// Prepares the scores of candidates for some query tokens of each item: the tables of their logits,
+// and the codes. Called for the tokens of a step in order, each time before EndScores.
+Status DeviceSteps::BeginScores(uint32_t layer, const StepQueries& queries,
+                                const QueryTokens& tokens) {
+  RETURN_IF_ERROR(ArrangeQueries(queries, tokens));
+  const kernels::cuda::KernelStatus status =
+      kernels::cuda::BuildTables({.geometry = options_.geometry,
+                                  .group_size = tokens.count * options_.group_size,
+                                  .scale = options_.scale,
+                                  .task_capacity = lane_capacity_ * options_.codebook_capacity,
+                                  .tasks = tables_.layer(layer).tasks,
+                                  .tables = score_tables_},
+                                 stream_);
+  if (!status.ok()) return FromKernel(status, "building score tables");
+  if (tokens.first > 0) return {};
+  return codes_.BeginLayer(stream_, tables_.code_layer(layer));
+}
+
+Status DeviceSteps::EndScores(uint32_t layer, const QueryTokens& tokens) {
+  const bool is_last = tokens.first + tokens.count == query_length_;
+  return is_last ? codes_.EndLayer(stream_, tables_.code_layer(layer)) : Status{};
+}
+
 // Selects for some query tokens of each item. Called for the tokens of a step in order.
 Status DeviceSteps::SelectTokens(uint32_t layer, const StepQueries& queries,
                                  kernels::GroupRule rule, const QueryTokens& tokens) {
-  RETURN_IF_ERROR(ArrangeQueries(queries, tokens));
-  const StepTables::Layer& tables = tables_.layer(layer);
-  const uint32_t queries_of_lane = tokens.count * options_.group_size;
-  const uint32_t table_capacity = lane_capacity_ * options_.codebook_capacity;
-  kernels::cuda::KernelStatus status = kernels::cuda::BuildTables({.geometry = options_.geometry,
-                                                                   .group_size = queries_of_lane,
-                                                                   .scale = options_.scale,
-                                                                   .task_capacity = table_capacity,
-                                                                   .tasks = tables.tasks,
-                                                                   .tables = score_tables_},
-                                                                  stream_);
-  if (!status.ok()) return FromKernel(status, "building score tables");
-  if (tokens.first == 0) {
-    RETURN_IF_ERROR(codes_.BeginLayer(stream_, tables_.code_layer(layer)));
-  }
-  status = kernels::cuda::PqSelect(
-      {.geometry = options_.geometry,
-       .group_size = queries_of_lane,
-       .rule = rule,
-       .candidates = {.lane_capacity = lane_capacity_,
-                      .chunk_capacity = lane_capacity_ * tables_.chunk_capacity(),
-                      .lanes = tables.select_lanes,
-                      .chunks = tables.chunks},
-       .table_capacity = table_capacity,
-       .tables = score_tables_,
-       .selection = {.positions = positions_,
-                     .position_stride = options_.selected_capacity,
-                     .counts = counts_},
-       .scratch = select_scratch_,
-       .scratch_bytes = select_scratch_bytes_},
-      stream_);
+  RETURN_IF_ERROR(BeginScores(layer, queries, tokens));
+  const kernels::cuda::KernelStatus status =
+      kernels::cuda::PqSelect({.geometry = options_.geometry,
+                               .group_size = tokens.count * options_.group_size,
+                               .rule = rule,
+                               .candidates = candidates(layer),
+                               .table_capacity = lane_capacity_ * options_.codebook_capacity,
+                               .tables = score_tables_,
+                               .selection = {.positions = positions_,
+                                             .position_stride = options_.selected_capacity,
+                                             .counts = counts_},
+                               .scratch = select_scratch_,
+                               .scratch_bytes = select_scratch_bytes_},
+                              stream_);
   if (!status.ok()) return FromKernel(status, "selecting");
-  const bool is_last = tokens.first + tokens.count == query_length_;
-  return is_last ? codes_.EndLayer(stream_, tables_.code_layer(layer)) : Status{};
+  return EndScores(layer, tokens);
 }
 
 Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
@@ -104,6 +118,51 @@ Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels:
                                           stream_);
       if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
     }
+    return codes_.JoinSideStream(stream_);
+  });
+}
+
+// Selects pages by the scores that BeginScores has prepared.
+Status DeviceSteps::LaunchPages(uint32_t layer, kernels::GroupRule rule, const StepPages& pages) {
+  return FromKernel(kernels::cuda::SelectPages({.seat_shape = seat_shape(query_length_),
+                                                .seats = tables_.seats(),
+                                                .items = tables_.page_items(),
+                                                .excluded = tables_.excluded(),
+                                                .excluded_capacity = tables_.excluded_capacity(),
+                                                .geometry = options_.geometry,
+                                                .rule = rule,
+                                                .candidates = candidates(layer),
+                                                .lane_chunk_capacity = tables_.chunk_capacity(),
+                                                .tables = score_tables_,
+                                                .token_capacity = options_.token_capacity,
+                                                .pages = {.page_tokens = pages.page_tokens,
+                                                          .heads = pages.heads,
+                                                          .with_sink = pages.with_sink,
+                                                          .with_window = pages.with_window,
+                                                          .lists = pages.lists,
+                                                          .capacity = pages.capacity,
+                                                          .lengths = pages.lengths},
+                                                .refused_capacity = refused_element(
+                                                    layer, StepRefusal::Argument::kPageCapacity),
+                                                .scratch = page_scratch_,
+                                                .scratch_bytes = page_scratch_bytes_},
+                                               stream_),
+                    "selecting pages");
+}
+
+Outcome DeviceSteps::SelectPages(uint32_t layer, const StepQueries& queries,
+                                 kernels::GroupRule rule, const StepPages& pages) {
+  return OnDevice(options_.device, [&]() -> Status {
+    RETURN_IF_ERROR(CheckLayer(layer, queries));
+    RETURN_IF_ERROR(CheckSelects(layer));
+    if (selects_per_token_) return {Code::kInvalid, "the query tokens select for themselves"};
+    for (const auto& [memory, name] :
+         {std::pair<const void*, const char*>{pages.lists, "pages"}, {pages.lengths, "lengths"}}) {
+      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
+    }
+    RETURN_IF_ERROR(BeginScores(layer, queries, AllTokens()));
+    RETURN_IF_ERROR(LaunchPages(layer, rule, pages));
+    RETURN_IF_ERROR(EndScores(layer, AllTokens()));
     return codes_.JoinSideStream(stream_);
   });
 }

@@ -102,6 +102,7 @@ size_t DeviceSteps::PlaceScratch(void* base) {
   arena.Place(score_tables_,
               queries * options_.codebook_capacity * kernels::TableFloats(options_.geometry));
   arena.Place(select_scratch_, select_scratch_bytes_);
+  arena.Place(page_scratch_, page_scratch_bytes_);
   arena.Place(positions_, lanes * options_.selected_capacity);
   arena.Place(counts_, lanes);
   arena.Place(own_counts_, lanes);
@@ -144,6 +145,11 @@ Status DeviceSteps::Create(const StepsOptions& options) {
        .lane_capacity = lane_capacity_,
        .chunk_capacity = lane_capacity_ * chunk_capacity,
        .table_capacity = lane_capacity_ * options.codebook_capacity});
+  page_scratch_bytes_ =
+      kernels::cuda::PageScratchBytes({.group_size = options.query_length * options.group_size,
+                                       .lane_capacity = lane_capacity_,
+                                       .chunk_capacity = lane_capacity_ * chunk_capacity,
+                                       .token_capacity = options.token_capacity});
   RETURN_IF_ERROR(scratch_.Allocate(PlaceScratch(nullptr)));
   PlaceScratch(scratch_.data());
   if (std::ranges::count(kinds_, StepLayerKind::kSelected) > 0) {

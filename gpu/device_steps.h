@@ -25,6 +25,7 @@
 #include "kernels/cuda/select/select.h"
 #include "kernels/cuda/step/lists.h"
 #include "kernels/cuda/step/own_rows.h"
+#include "kernels/cuda/step/pages.h"
 #include "kernels/cuda/step/seats.h"
 
 namespace pqcached::gpu {
@@ -42,6 +43,8 @@ class DeviceSteps final : public Steps {
   Outcome ReleasePool() override;
   Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                  uint32_t* positions, size_t stride, uint32_t* counts) override;
+  Outcome SelectPages(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                      const StepPages& pages) override;
   Outcome Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule, float* output,
                  float* lse) override;
   Outcome AttendPositions(uint32_t layer, const StepQueries& queries, const StepLists& lists,
@@ -95,6 +98,9 @@ class DeviceSteps final : public Steps {
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
   Status ArrangeQueries(const StepQueries& queries, const QueryTokens& tokens);
+  Status BeginScores(uint32_t layer, const StepQueries& queries, const QueryTokens& tokens);
+  Status EndScores(uint32_t layer, const QueryTokens& tokens);
+  Status LaunchPages(uint32_t layer, kernels::GroupRule rule, const StepPages& pages);
   Status SelectTokens(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                       const QueryTokens& tokens);
   Status BeginAttention(uint32_t layer, const StepQueries& queries, const float* output,
@@ -133,6 +139,7 @@ class DeviceSteps final : public Steps {
   QueryTokens TokensOf(uint32_t selection) const {
     return selects_per_token_ ? QueryTokens{.first = selection, .count = 1} : AllTokens();
   }
+  kernels::cuda::SelectTables candidates(uint32_t layer) const;
   kernels::cuda::SeatShape seat_shape(uint32_t query_length) const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
 
@@ -140,7 +147,7 @@ class DeviceSteps final : public Steps {
   std::byte* HostRows(uint32_t layer) const;
   uint32_t token_room() const { return options_.sequence_capacity * options_.query_length; }
 
-  static constexpr size_t kRefusedArguments = 6;  // of StepRefusal
+  static constexpr size_t kRefusedArguments = 7;  // of StepRefusal
 
   StepsOptions options_;
   std::vector<StepLayerKind> kinds_;  // [layers]
@@ -181,6 +188,8 @@ class DeviceSteps final : public Steps {
   float* score_tables_ = nullptr;  // [lanes, codebook_capacity, L, G, m, 2^b]
   std::byte* select_scratch_ = nullptr;
   size_t select_scratch_bytes_ = 0;
+  std::byte* page_scratch_ = nullptr;
+  size_t page_scratch_bytes_ = 0;
   uint32_t* positions_ = nullptr;          // [lanes, selected_capacity]
   uint32_t* counts_ = nullptr;             // [lanes]
   uint32_t* own_counts_ = nullptr;         // [lanes]

@@ -44,6 +44,7 @@ size_t StepTables::PlaceTables(void* base, Image& image) const {
   arena.Place(image.seats, options_.sequence_capacity);
   arena.Place(image.full_ranges, size_t{options_.sequence_capacity} * options_.range_capacity * 2);
   arena.Place(image.own_items, options_.sequence_capacity);
+  arena.Place(image.page_items, options_.sequence_capacity);
   arena.Place(image.excluded, excluded_capacity());
   const size_t lanes = lane_capacity_;
   const size_t brought = code_layer_count_ - codes_->resident_layer_count();
@@ -218,6 +219,7 @@ Status StepTables::DescribeItem(const StepBatch& batch, uint32_t item, bool is_n
       .item = item, .query_begin = sequence.query_begin, .row_end = sequence.row_end};
   RETURN_IF_ERROR(WriteFullRanges(sequence, item));
   RETURN_IF_ERROR(WriteOwn(batch, item));
+  RETURN_IF_ERROR(WritePageItem(sequence, item));
   const uint32_t stored_end = batch.decodes ? sequence.own.stored_end : 0;
   for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
     const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
@@ -235,7 +237,6 @@ Status StepTables::DescribeItem(const StepBatch& batch, uint32_t item, bool is_n
 
 Status StepTables::WriteExcluded(const StepBatch& batch) {
   std::fill_n(host_.excluded, excluded_capacity(), kernels::cuda::OwnRange{});
-  if (!batch.decodes) return {};
   if (batch.excluded_count > excluded_capacity()) {
     return NoRoom("excluded ranges", batch.excluded_count, "their room", excluded_capacity());
   }
@@ -268,6 +269,17 @@ Status StepTables::WriteOwn(const StepBatch& batch, uint32_t item) {
                                         .stored_end = own.stored_end,
                                         .sink_end = own.sink_end,
                                         .window_begin = own.window_begin};
+  return {};
+}
+
+// Writes the sink and the window by which pages are listed.
+Status StepTables::WritePageItem(const StepSequence& sequence, uint32_t item) {
+  if (sequence.sink_end > sequence.window.begin || sequence.window.begin > sequence.window.end) {
+    return Invalid("sink and window for pages are not in order");
+  }
+  host_.page_items[item_seats_[item]] = {.sink_end = sequence.sink_end,
+                                         .window_begin = sequence.window.begin,
+                                         .window_end = sequence.window.end};
   return {};
 }
 

@@ -31,6 +31,7 @@
 #include "kernels/cuda/select/pq_table.h"
 #include "kernels/cuda/select/select.h"
 #include "kernels/cuda/step/own_rows.h"
+#include "kernels/cuda/step/pages.h"
 #include "kernels/cuda/step/seats.h"
 
 namespace pqcached::gpu {
@@ -81,9 +82,10 @@ class StepTables {
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
   // Candidates in layers of kind full, [items, range_capacity, 2].
   const uint64_t* full_ranges() const { return device_.full_ranges; }
-  // Sinks and windows of the items of a step that decodes, [seats], and the positions that these do
-  // not have, [excluded_capacity].
+  // Sinks and windows of the items of a step that decodes, [seats], those by which pages are
+  // listed, [seats], and the positions that these do not have, [excluded_capacity].
   const kernels::cuda::OwnItem* own_items() const { return device_.own_items; }
+  const kernels::cuda::PageItem* page_items() const { return device_.page_items; }
   const kernels::cuda::OwnRange* excluded() const { return device_.excluded; }
   uint32_t excluded_capacity() const { return options_.range_capacity - 1; }
   // The seat of an item of the batch.
@@ -129,6 +131,7 @@ class StepTables {
     kernels::cuda::SeatItem* seats = nullptr;
     uint64_t* full_ranges = nullptr;
     kernels::cuda::OwnItem* own_items = nullptr;
+    kernels::cuda::PageItem* page_items = nullptr;
     kernels::cuda::OwnRange* excluded = nullptr;
     kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident code layers, lanes, planes]
     std::vector<Layer> layers;
@@ -150,6 +153,7 @@ class StepTables {
   size_t PlaceTables(void* base, Image& image) const;
   Status WriteExcluded(const StepBatch& batch);
   Status WriteOwn(const StepBatch& batch, uint32_t item);
+  Status WritePageItem(const StepSequence& sequence, uint32_t item);
   Status DescribeItem(const StepBatch& batch, uint32_t item, bool is_new, const Rows& rows,
                       kernels::cuda::Stream stream);
   Status WriteFullRanges(const StepSequence& sequence, uint32_t item);

@@ -27,11 +27,12 @@
 #include "kernels/base/group_rule.h"
 #include "kernels/cuda/block_cache.h"
 #include "kernels/cuda/merge.h"
+#include "kernels/select/head_rule.h"
 #include "kernels/select/pq.h"
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 10;
+inline constexpr uint32_t kStepsVersion = 11;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // Tokens of an item, stored or not, whose rows Begin takes from the host for Decode.
@@ -141,6 +142,10 @@ struct StepSequence {
   const StepRange* candidates = nullptr;
   uint32_t candidate_count = 0;
   StepOwn own = {};  // of steps that decode
+  // Tokens that are no candidates, of steps that select: the sink is [0, sink_end), and the window
+  // has the query tokens.
+  uint32_t sink_end = 0;
+  StepRange window = {};
 };
 
 struct StepBatch {
@@ -151,8 +156,8 @@ struct StepBatch {
   bool selects = true;                // false: no layer has candidates, and codes are not described
   bool selects_per_token = false;     // false: the query tokens of an item share a selection
   bool decodes = false;               // Decode may be called
-  // Positions that sink and window of a step that decodes do not have: ascending and disjoint, less
-  // than range_capacity of them.
+  // Positions that sink and window do not have: ascending and disjoint, less than range_capacity of
+  // them.
   const StepRange* excluded = nullptr;
   uint32_t excluded_count = 0;
   const std::byte* pool = nullptr;  // contains all rows, planes and centroids
@@ -178,6 +183,18 @@ struct StepLists {
   uint32_t capacity = 0;              // at most selected_capacity
 };
 
+// Pages of page_tokens tokens that SelectPages selects, as kernels/cuda/step/pages.h defines them.
+// Lists and lengths are device memory.
+struct StepPages {
+  uint32_t page_tokens = 16;  // 16, 32 or 64
+  kernels::HeadRule heads = kernels::HeadRule::kEach;
+  bool with_sink = false;
+  bool with_window = false;
+  int32_t* lists = nullptr;     // [items, kv_heads or 1, capacity]: ascending, then -1
+  uint32_t capacity = 0;        // pages of a list
+  uint32_t* lengths = nullptr;  // [items]: pages in each list of an item
+};
+
 // An element of an argument in device memory that the work of a step left out, because it was out
 // of range: one of them, if there were several.
 struct StepRefusal {
@@ -188,6 +205,7 @@ struct StepRefusal {
     kRange,         // begins behind its end, or ends beyond row_end of its item
     kDecodedKey,    // of Decode: the key of a query token has NaN or infinity
     kDecodedValue,  // likewise
+    kPageCapacity,  // an item whose lists have more pages
   };
   Argument argument = Argument::kNone;
   uint32_t layer = 0;
@@ -264,6 +282,11 @@ class Steps {
   // selects_per_token [items, query tokens, kv_heads, stride], and likewise. May be captured.
   virtual Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          uint32_t* positions, size_t stride, uint32_t* counts) = 0;
+  // Selects pages by the scores of tokens, after Begin and on its stream, in a step whose query
+  // tokens share a selection. An item that has more pages than the capacity gets the first ones,
+  // and Refused reports it. May be captured: replays have the budgets of their step.
+  virtual Outcome SelectPages(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                              const StepPages& pages) = 0;
   // Selects tokens and attends to them, after Begin and on its stream. output [tokens, query heads,
   // value_dim] and lse [tokens, query heads] are device memory and cover the selected rows. May be
   // captured.

@@ -65,10 +65,6 @@ pqc_status TakeRecentRows(pqc_step& step, size_t number) {
 }
 
 void DescribeOwnRows(GpuState& gpu, const pqc_step& step) {
-  gpu.excluded.clear();
-  for (const kvstore::PositionRange& range : step.selection.excluded) {
-    gpu.excluded.push_back({range.begin, range.end});
-  }
   for (size_t i = 0; i < step.items.size(); ++i) {
     const DecodeState::Unstored& unstored = step.decode.unstored[i];
     gpu::StepOwn& own = gpu.sequences[i].own;

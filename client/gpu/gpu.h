@@ -41,6 +41,7 @@ struct GpuState final : StepDevice {
   pqc_status Decode(const LayerCall& call, const RowBlock& rows) override;
   const std::byte* DecodedRows(uint32_t layer, uint64_t* token_room) const override;
   pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) override;
+  pqc_status SelectPages(const LayerCall& call) override;
   pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) override;
   void Release(pqc_step& step) override;
 
@@ -77,7 +78,7 @@ struct GpuState final : StepDevice {
   // [items]: candidates in layers of kind full, and their number.
   std::vector<std::vector<gpu::StepRange>> full_ranges;
   std::vector<uint32_t> full_counts;
-  std::vector<gpu::StepRange> excluded;  // of a step that decodes
+  std::vector<gpu::StepRange> excluded;  // of the step's selection
 
   // The last member, so that it is destroyed first: its destructor waits for the device.
   std::unique_ptr<gpu::Steps, StepsCloser> steps;
@@ -111,6 +112,9 @@ pqc_status TakeRecentRows(pqc_step& step, size_t number);
 bool HasCandidates(const pqc_step& step, const StepItem& item);
 // Describes sinks and windows of all items, after TakeRecentRows of all of them.
 void DescribeOwnRows(GpuState& gpu, const pqc_step& step);
+
+// Describes the tokens that are no candidates of the step's selection, for all items.
+void DescribeOthers(GpuState& gpu, const pqc_step& step);
 
 // Implements pqc_gpu_ingest_with.
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,

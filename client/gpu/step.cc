@@ -224,6 +224,12 @@ pqc_status ReportRefused(const GpuState& gpu) {
                 "NaN or infinity in query token %llu of layer %u, in the dtype of the cache",
                 element, layer);
   }
+  if (refused.argument == Argument::kPageCapacity) {
+    return Fail(PQC_OUT_OF_RANGE, "out.capacity",
+                "in layer %u it was less than the pages of items[%llu], in a graph that was "
+                "captured in another step",
+                layer, element);
+  }
   if (refused.argument == Argument::kListLength) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.lengths[%llu]", element),
                 "in layer %u it was more than lists.capacity", layer);
@@ -316,6 +322,7 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
     status = DescribeItem(*this, step, i);
     if (status != PQC_OK) status = PrefixItem(i, status);
   }
+  if (status == PQC_OK) DescribeOthers(*this, step);
   if (status == PQC_OK && step.decodes) DescribeOwnRows(*this, step);
   if (status == PQC_OK) status = TakePool(*this, step);
   if (status == PQC_OK) {

@@ -43,6 +43,8 @@ class StepDevice {
   virtual const std::byte* DecodedRows(uint32_t layer, uint64_t* token_room) const = 0;
   // Launches the step's selection of one layer.
   virtual pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) = 0;
+  // Launches the step's selection of pages of one layer, call.pages.
+  virtual pqc_status SelectPages(const LayerCall& call) = 0;
   // Waits for the work of the step. `blocks`, when not null, holds rows on the device: they are
   // copied to the host, and the blocks then refer to host memory.
   virtual pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) = 0;

@@ -45,6 +45,19 @@ void Pad(const PageCall& pages, size_t item, uint32_t length) {
   }
 }
 
+// Plans the pages of all items. Sets the largest length and, on the CPU, the lengths.
+pqc_status PlanPagesInStep(pqc_step* step, uint32_t* needed) {
+  *needed = 0;
+  for (size_t i = 0; i < step->items.size(); ++i) {
+    const pqc_status status = PlanItemPages(step->call, step->items[i]);
+    if (status != PQC_OK) return PrefixItem(i, status);
+    const uint32_t length = (*step->items[i].scratch)->pages.plan.length();
+    if (!step->gpu) step->page_call.lengths[i] = length;
+    *needed = std::max(*needed, length);
+  }
+  return PQC_OK;
+}
+
 }  // namespace
 
 pqc_status PlanItemPages(const LayerCall& call, StepItem& item) {
@@ -61,14 +74,15 @@ pqc_status SelectPagesInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
                              const pqc_selection* selection, const pqc_page_options* options,
                              pqc_step_pages* caller_out) {
   RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
-  if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on a GPU, where pages are not supported");
-  }
   if (step->select_per_token) {
     return Fail(PQC_UNIMPLEMENTED, "step",
                 "it has PQC_STEP_SELECT_PER_TOKEN, with which pages are not supported");
   }
   RETURN_IF_ERROR(ReadCallSelection(step, selection));
+  if (step->gpu && !step->call.shape.has_index()) {
+    return Fail(PQC_UNIMPLEMENTED, "layer",
+                "layer %u has no index, and pages of such layers are not listed on a GPU", layer);
+  }
   PageCall& pages = step->page_call;
   step->call.pages = &pages;
   RETURN_IF_ERROR(ReadPageOptions(options, &pages.terms));
@@ -78,17 +92,13 @@ pqc_status SelectPagesInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
   pages.list_count = kvstore::ListCount(pages.terms, step->call.shape.kv_heads);
   pages.lists = out.pages;
   pages.capacity = out.capacity;
-  uint32_t needed = 0;
-  for (size_t i = 0; i < step->items.size(); ++i) {
-    const pqc_status status = PlanItemPages(step->call, step->items[i]);
-    if (status != PQC_OK) return PrefixItem(i, status);
-    out.lengths[i] = (*step->items[i].scratch)->pages.plan.length();
-    needed = std::max(needed, out.lengths[i]);
-  }
+  pages.lengths = out.lengths;
+  RETURN_IF_ERROR(PlanPagesInStep(step, &out.needed));
   caller_out->list_count = pages.list_count;
-  caller_out->needed = needed;
-  if (!out.pages) return PQC_OK;  // the caller only asked for the lengths
-  RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, needed));
+  caller_out->needed = out.needed;
+  if (!out.pages) return PQC_OK;  // the caller only asked for the other fields
+  RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, out.needed));
+  if (step->gpu) return step->gpu->SelectPages(step->call);
   const pqc_status status = step->client->reads->StepTopPages(step->call);
   if (status != PQC_OK) return AdviseInStep(status, step->no_wait, /*ended=*/false);
   for (size_t i = 0; i < step->items.size(); ++i) Pad(pages, i, out.lengths[i]);

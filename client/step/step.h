@@ -41,7 +41,7 @@ struct StepItem {
 // Ascending positions without repetitions.
 using PositionList = std::span<const uint32_t>;
 
-// Where a call writes pages, and which.
+// Where a call writes pages, and which. In a step on a GPU lists and lengths are on the device.
 struct PageCall {
   kvstore::PageLists ListsOf(size_t item) const {
     return {lists + item * list_count * capacity, capacity};
@@ -51,6 +51,7 @@ struct PageCall {
   int32_t* lists = nullptr;  // [items, list_count, capacity]
   uint32_t list_count = 0;
   uint32_t capacity = 0;
+  uint32_t* lengths = nullptr;  // [items]
 };
 
 // A checked call for one layer.

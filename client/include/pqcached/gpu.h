@@ -14,6 +14,8 @@
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
  *            or pqc_gpu_step_topk  positions and counts on the device, for engines with their own
  *                                    kernels
+ *            or pqc_step_topk_pages  engine pages on the device, for kernels that attend to whole
+ *                                    ones (pages.h)
  *            or pqc_step_attend_range   the same of all tokens of a range
  *            or pqc_step_attend_positions   the same of positions that the engine gives, on the
  *                                    device

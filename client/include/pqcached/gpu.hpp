@@ -99,9 +99,10 @@ class Gpu {
   }
 
   // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend, AttendRange,
-  // AttendPositions, Decode and End take tensors and spans on the device; for positions, Gpu::TopK.
-  // timeout_ms: deadline of the step's waits, in milliseconds; 0 = the client's. flags: a sum of
-  // PQC_STEP_SELECT_PER_TOKEN and PQC_STEP_DECODES, which Decode needs (pqc_gpu_step_begin).
+  // AttendPositions, Decode and End take tensors and spans on the device; for positions and pages,
+  // Gpu::TopK and Gpu::TopKPages. timeout_ms: deadline of the step's waits, in milliseconds; 0 =
+  // the client's. flags: a sum of PQC_STEP_SELECT_PER_TOKEN and PQC_STEP_DECODES, which Decode
+  // needs (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
                          uint32_t timeout_ms = 0, uint64_t flags = 0) {
     return BeginStep(Step::BeginArguments(items, &selection, timeout_ms, flags), stream);
@@ -126,6 +127,23 @@ class Gpu {
     out.stride = stride;
     out.counts = counts.data();
     return Status(pqc_gpu_step_topk(step.handle_.get(), layer, &q, &out));
+  }
+
+  // Selects pages in one layer of a step of BeginStep: queries as in TopK, pages [items, list
+  // count, capacity], each list ascending, then -1, and lengths [items], all on the device. Returns
+  // the capacity that the step needs; without pages it writes nothing else (pqc_step_topk_pages).
+  static Result<uint32_t> TopKPages(Step& step, uint32_t layer, const Tensor& queries,
+                                    const PageOptions& options, std::span<int32_t> pages,
+                                    uint32_t capacity, std::span<uint32_t> lengths) {
+    const pqc_tensor q = queries.c();
+    const pqc_page_options o = options.c();
+    pqc_step_pages out = PQC_INIT(pqc_step_pages);
+    out.pages = pages.data();
+    out.capacity = capacity;
+    out.lengths = lengths.data();
+    const pqc_status status = pqc_step_topk_pages(step.handle_.get(), layer, &q, nullptr, &o, &out);
+    if (status != PQC_OK) return Status(status);
+    return out.needed;
   }
 
   // Merges the partial attention `other` into `a`, both on the device (Tensor::OnGpu), as

@@ -52,7 +52,8 @@ typedef struct pqc_step_pages {
                           the other fields only */
   uint32_t capacity;   /* pages of a list */
   uint32_t list_count; /* out: kv_heads of the layer, or 1 */
-  uint32_t* lengths;   /* [items], out: pages in each list of an item */
+  uint32_t* lengths;   /* [items], out: pages in each list of an item; on the device, as `pages`, in
+                          a step on a GPU */
   uint32_t needed;     /* out: the largest length, which is the capacity that is needed */
 } pqc_step_pages;
 
@@ -75,14 +76,24 @@ typedef struct pqc_step_pages {
  * On the local path in this process. On the remote path one RPC selects in the sidecar for up to
  * 256 items, and its answer has only the lists.
  *
+ * In a step on a GPU queries, out->pages and out->lengths are device memory, and the call returns
+ * when the work is launched; list_count and needed are host memory, and filled at once. `selection`
+ * is NULL, and the layer is of kind PQC_LAYERS_SELECTED. The pages are those of a step on the CPU,
+ * but for a page whose score rounds otherwise. With out->pages NULL lengths is not written. The
+ * call may be captured in a graph (gpu.h), which keeps the addresses, the capacity and the options
+ * of its capture, and lists the pages of the step in which it is replayed. Where an item has more
+ * pages than the capacity then, the first ones are written, and pqc_step_end returns
+ * PQC_OUT_OF_RANGE.
+ *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries, selection, options.page_tokens, options.heads,
- *                                  out.lengths
+ *                                  out.lengths; in a step on a GPU a pointer that is not the
+ *                                  device's
  *         PQC_UNIMPLEMENTED        options.flags: unknown ones; a step with
  *                                  PQC_STEP_SELECT_PER_TOKEN; on the remote path a sidecar or
- *                                  libpqcached_rpc of an earlier release
+ *                                  libpqcached_rpc of an earlier release; in a step on a GPU
+ *                                  `selection`, and a layer of another kind
  *         PQC_OUT_OF_RANGE         out.capacity; *out says how much is needed
- *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for;
- *                                  no such index
+ *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for; no such index
  *         and those of pqc_step_topk */
 PQC_API pqc_status pqc_step_topk_pages(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                        const pqc_selection* selection,

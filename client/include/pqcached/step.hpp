@@ -51,6 +51,14 @@ struct PageOptions {
   uint32_t page_tokens = 16;  // 16, 32 or 64
   pqc_head_rule heads = PQC_HEADS_EACH;
   uint64_t flags = 0;  // a sum of pqc_page_flag
+
+  pqc_page_options c() const {
+    pqc_page_options options = PQC_INIT(pqc_page_options);
+    options.page_tokens = page_tokens;
+    options.heads = heads;
+    options.flags = flags;
+    return options;
+  }
 };
 
 // One decode position, or several (speculation), over all layers for a batch of sequences. Made by
@@ -97,15 +105,13 @@ class Step {
   };
 
   // Returns the pages of each item in one layer, for engines with a page table: block n of a
-  // sequence holds its tokens [n page_tokens, (n + 1) page_tokens) (pqc_step_topk_pages).
+  // sequence holds its tokens [n page_tokens, (n + 1) page_tokens) (pqc_step_topk_pages). On a GPU,
+  // Gpu::TopKPages.
   Result<Pages> TopKPages(uint32_t layer, const Tensor& queries, const PageOptions& options,
                           const Selection* selection = nullptr) {
     const pqc_tensor q = queries.c();
     const pqc_selection s = ToC(selection);
-    pqc_page_options o = PQC_INIT(pqc_page_options);
-    o.page_tokens = options.page_tokens;
-    o.heads = options.heads;
-    o.flags = options.flags;
+    const pqc_page_options o = options.c();
     Pages selected;
     selected.lengths.resize(item_count_);
     pqc_step_pages out = PQC_INIT(pqc_step_pages);

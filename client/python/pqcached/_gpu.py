@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Optional, Sequence as SequenceOf, Tuple
 import numpy as np
 
 from . import _abi as abi
-from ._arguments import uint32, uint64
+from ._arguments import member, uint32, uint64
 from ._arrays import ArrayLike, device_floats, device_uint32s, device_uint64s, tensor
-from ._enums import Device, LogBase
+from ._enums import Device, HeadRule, LogBase
 from ._errors import InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check
@@ -42,8 +42,8 @@ class GpuCounts:
 class GpuStep(Step):
     """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
-    attend, attend_range, attend_positions, decode and topk_on_gpu return when their work is launched; end waits for
-    it, and takes rows on the device or on the host.
+    attend, attend_range, attend_positions, decode, topk_on_gpu and topk_pages_on_gpu return when their work is
+    launched; end waits for it, and takes rows on the device or on the host.
     """
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
@@ -172,6 +172,30 @@ class GpuStep(Step):
         with self._handle as step:
             check(self._library.pqc_gpu_step_topk(step, uint32("layer", layer), byref(borrowed.c), byref(out)))
         del held_positions, held_counts
+
+    def topk_pages_on_gpu(self, layer: int, queries: ArrayLike, page_tokens: int, pages: Any, lengths: Any, *,
+                          heads: HeadRule = HeadRule.EACH, with_sink: bool = False, with_window: bool = False) -> int:
+        """Like Step.topk_pages with the step's selection, and writes to arrays on the device.
+
+        pages: 32-bit integers [items, kv_heads or 1, capacity], each list ascending, then -1; None
+        writes nothing. lengths: 32-bit integers [items]. Returns the capacity that the step needs.
+        """
+        flags = (abi.PQC_PAGES_WITH_SINK if with_sink else 0) | (abi.PQC_PAGES_WITH_WINDOW if with_window else 0)
+        options = abi.PageOptions(page_tokens=uint32("page_tokens", page_tokens),
+                                  heads=member(HeadRule, "heads", heads), flags=flags)
+        lengths_at, held_lengths = device_uint32s("lengths", lengths, (len(self._items),))
+        out, held_pages = abi.StepPages(lengths=lengths_at), None
+        if pages is not None:
+            lists = self._items[0].sequence._group(layer).kv_heads if heads == HeadRule.EACH else 1
+            capacity = tuple(getattr(pages, "shape", ()))[-1:]
+            out.pages, held_pages = device_uint32s("pages", pages, (len(self._items), lists) + capacity)
+            out.capacity = uint32("pages.shape", capacity[0])
+        borrowed = tensor("queries", queries)
+        with self._handle as step:
+            check(self._library.pqc_step_topk_pages(step, uint32("layer", layer), byref(borrowed.c), None,
+                                                    byref(options), byref(out)))
+        del held_pages, held_lengths
+        return int(out.needed)
 
 
 class Gpu(Closable):

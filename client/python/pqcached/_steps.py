@@ -137,7 +137,8 @@ class Step(Closable):
         for engines with a page table: page n holds the tokens [n page_tokens, (n + 1) page_tokens).
 
         heads: whether each kv head has a list, or one list is selected by scores joined over them.
-        with_sink, with_window: the pages of sink and window are in every list too.
+        with_sink, with_window: the pages of sink and window are in every list too. On a GPU:
+        GpuStep.topk_pages_on_gpu.
         """
         borrowed, terms = tensor("queries", queries), self._terms(selection)
         flags = (abi.PQC_PAGES_WITH_SINK if with_sink else 0) | (abi.PQC_PAGES_WITH_WINDOW if with_window else 0)

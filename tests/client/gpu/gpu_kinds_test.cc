@@ -220,6 +220,10 @@ TEST_F(GpuKindsTest, CachesNeedNoLayerWithAnIndex) {
     const DeviceArray<uint32_t> positions(Layer::kKvHeads * 100), counts(Layer::kKvHeads);
     Expect(Gpu::TopK(step, layer, tensors.query(), SpanOf(positions), 100, SpanOf(counts)),
            PQC_UNIMPLEMENTED, "layer", "has no index");
+    const DeviceArray<int32_t> pages(Layer::kKvHeads * 100);
+    Expect(Gpu::TopKPages(step, layer, tensors.query(), {}, SpanOf(pages), 100, SpanOf(counts))
+               .status(),
+           PQC_UNIMPLEMENTED, "layer", "has no index");
   }
   std::vector<DecodeArguments> held;
   MustBeOk(step.End(RowsOfStep(batch, &held)));

@@ -98,6 +98,34 @@ class GpuTest(DaemonTest):
         np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
         np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
 
+    def test_pages_are_those_of_the_cpu(self):
+        layer = Layer(TOKENS + 1)
+        stream = emulation.pqcached_emulated_stream()
+        cache = self.cache(LAYERS)
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, gpu_library_path=LIBRARY) as gpu:
+            for number in LAYERS:
+                sequence.ingest(number, 0, layer.keys[:TOKENS], layer.values[:TOKENS])
+            sequence.build_index(iterations=3, sink_tokens=SINK)
+            selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+            items = [pqcached.StepItem(sequence, TOKENS)]
+            terms = {"heads": pqcached.HeadRule.SUM, "with_window": True}
+            with self.client.begin_step(items, selection) as step:
+                right = [step.topk_pages(1, layer.queries[None], 16),
+                         step.topk_pages(1, layer.queries[None], 32, **terms)]
+            with gpu.begin_step(items, selection, stream=stream) as step:
+                queries = DeviceArray(layer.queries[None])
+                lengths = DeviceArray(np.zeros(1, np.uint32))
+                for found, lists, page_tokens, others in ((right[0], KV_HEADS, 16, {}), (right[1], 1, 32, terms)):
+                    capacity = step.topk_pages_on_gpu(1, queries, page_tokens, None, lengths, **others)
+                    self.assertEqual(capacity, found.pages.shape[-1])
+                    pages = DeviceArray(np.zeros((1, lists, capacity), np.int32))
+                    step.topk_pages_on_gpu(1, queries, page_tokens, pages, lengths, **others)
+                    np.testing.assert_array_equal(pages.numpy(), found.pages)
+                    np.testing.assert_array_equal(lengths.numpy(), found.lengths)
+                with self.fails(pqcached.InvalidArgument, "pages: shape"):
+                    step.topk_pages_on_gpu(1, queries, 16, pages, lengths)
+
     def test_complete_attention_needs_no_rows_at_the_end(self):
         layer = Layer(TOKENS + 3)
         stream = emulation.pqcached_emulated_stream()

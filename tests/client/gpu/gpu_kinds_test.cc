@@ -180,6 +180,40 @@ TEST_F(GpuKindsTest, LayersWithAnIndexSelectAsOnTheCpu) {
   }
 }
 
+// Codes that do not stay on the device are copied for pages, too.
+TEST_F(GpuKindsTest, LayersWithAnIndexSelectPagesAsOnTheCpu) {
+  const Model model = MakeModel(420, 3, kLayerCount);
+  const Selection some = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.3};
+  const PageOptions options{.page_tokens = 16, .heads = PQC_HEADS_SUM};
+  for (const uint64_t codes_bytes : {uint64_t{0}, kTwoLayers}) {
+    OpenKinds(all_, 400, codes_bytes);
+    Sequence sequence = testing::FillModel(cache_, model, 380, kSink);
+    const StepItem items[] = {{&sequence, 380, 1}};
+    std::vector<std::vector<int32_t>> right;
+    {
+      Step step = Must(client_.BeginStep(items, &some));
+      for (const uint32_t layer : kSelected) {
+        const testing::RangeCase query(1, 380, layer);
+        right.push_back(Must(step.TopKPages(layer, query.query().queries, options)).pages);
+      }
+    }
+    Step step = Must(gpu_->BeginStep(items, some, stream_));
+    for (size_t i = 0; i < right.size(); ++i) {
+      const Tensors tensors(testing::RangeCase(1, 380, kSelected[i]).queries);
+      const DeviceArray<int32_t> pages(right[i].size());
+      const DeviceArray<uint32_t> lengths(1);
+      Must(Gpu::TopKPages(step, kSelected[i], tensors.query(), options, SpanOf(pages),
+                          static_cast<uint32_t>(pages.size()), SpanOf(lengths)));
+      ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+      std::vector<int32_t> common;
+      const std::vector<int32_t> found = pages.Get();
+      std::set_intersection(found.begin(), found.end(), right[i].begin(), right[i].end(),
+                            std::back_inserter(common));
+      EXPECT_GE(common.size() + 1, right[i].size()) << "layer " << kSelected[i];
+    }
+  }
+}
+
 TEST_F(GpuKindsTest, CachesNeedNoLayerWithAnIndex) {
   const Model model = MakeModel(400, 3, 2);
   OpenKinds({PQC_LAYERS_FULL, PQC_LAYERS_WINDOW}, 100);

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "gpu/device_steps.h"
+#include "gpu/load/device_loader.h"
 #include "gpu/steps.h"
 #include "kernels/base/status_macros.h"
 
@@ -21,12 +22,24 @@ Outcome OpenSteps(const StepsOptions& options, Steps** steps) {
   }
 }
 
+Outcome OpenLoader(const void* target, RowLoader** loader) {
+  try {
+    std::unique_ptr<DeviceLoader> opened;
+    RETURN_IF_ERROR(DeviceLoader::Open(target, opened));
+    *loader = opened.release();
+    return {};
+  } catch (const std::bad_alloc&) {
+    return Status{Code::kOutOfMemory, "out of host memory"};
+  }
+}
+
 }  // namespace
 }  // namespace pqcached::gpu
 
 extern "C" __attribute__((visibility("default"))) const pqcached::gpu::GpuEntry*
 pqcached_gpu_entry() {
   static constexpr pqcached::gpu::GpuEntry kEntry = {.steps_version = pqcached::gpu::kStepsVersion,
-                                                     .open = &pqcached::gpu::OpenSteps};
+                                                     .open = &pqcached::gpu::OpenSteps,
+                                                     .open_loader = &pqcached::gpu::OpenLoader};
   return &kEntry;
 }

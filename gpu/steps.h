@@ -363,9 +363,13 @@ class Steps {
   ~Steps() = default;
 };
 
+class RowLoader;  // load/row_loader.h, to which kStepsVersion applies too
+
 struct GpuEntry {
   uint32_t steps_version;
   Outcome (*open)(const StepsOptions& options, Steps** steps);
+  // Opens a loader for the device that has `target`.
+  Outcome (*open_loader)(const void* target, RowLoader** loader);
 };
 
 }  // namespace pqcached::gpu

@@ -35,6 +35,7 @@ set(sources
   gpu/decode.cc
   gpu/gpu.cc
   gpu/ingest.cc
+  gpu/load.cc
   gpu/merge.cc
   gpu/pages.cc
   gpu/step.cc

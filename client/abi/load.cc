@@ -11,6 +11,7 @@
 #include "client/base/call_log.h"
 #include "client/base/error.h"
 #include "client/base/load.h"
+#include "client/gpu/load.h"
 #include "client/step/handles.h"
 #include "client/step/layer_rows.h"
 #include "client/step/read_backend.h"
@@ -23,22 +24,49 @@ namespace {
 struct LoadWork {
   kvstore::TokenRange tokens;
   std::vector<LoadLayer> layers;
+  std::shared_ptr<LoadSink> sink;  // shared with copies of an operation's body
 
   pqc_status Run(pqc_sequence* sequence, const std::function<pqc_status()>& layer_done) const {
     SequenceState& state = *sequence->state;
     ReadBackend* reads = nullptr;
     RETURN_IF_ERROR(GetReads(state, &reads));
-    return reads->Load(state, {.tokens = tokens, .layers = layers, .layer_done = layer_done});
+    return reads->Load(
+        state, {.tokens = tokens, .layers = layers, .sink = *sink, .layer_done = layer_done});
   }
 };
+
+// Finds the device and stream of the tensors of all layers: those of the first keys.
+pqc_status FindLoadPlace(const pqc_layer_rows* layers, uint32_t layer_count, pqc_device* device,
+                         void** stream) {
+  *device = PQC_CPU;
+  *stream = nullptr;
+  if (!layers || layer_count == 0) return PQC_OK;  // refused by ReadLoadLayers
+  pqc_layer_rows first;
+  RETURN_IF_ERROR(ReadElement(layers, 0, "layers[0]", &first));
+  if (RawEnum(first.keys.device) != PQC_CUDA) return PQC_OK;
+  *device = PQC_CUDA;
+  *stream = first.keys.stream;
+  return PQC_OK;
+}
 
 pqc_status ReadLoad(const pqc_sequence* sequence, pqc_token_range tokens,
                     const pqc_layer_rows* layers, uint32_t layer_count, LoadWork* work) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   RETURN_IF_ERROR(CheckTokenRange(tokens));
   work->tokens = {tokens.begin, tokens.end};
-  return ReadLoadLayers(*sequence->state->cache, layers, layer_count, work->tokens, kOnHost,
-                        &work->layers);
+  pqc_device device = PQC_CPU;
+  void* stream = nullptr;
+  RETURN_IF_ERROR(FindLoadPlace(layers, layer_count, &device, &stream));
+  const CacheState& cache = *sequence->state->cache;
+  RETURN_IF_ERROR(
+      ReadLoadLayers(cache, layers, layer_count, work->tokens, {device, stream}, &work->layers));
+  if (device == PQC_CPU) {
+    work->sink = std::make_shared<HostSink>();
+    return PQC_OK;
+  }
+  Remote* remote = nullptr;
+  RETURN_IF_ERROR(FindRemote(*cache.client, &remote));
+  return OpenDeviceSink(*cache.client, work->layers, stream, &work->sink);
 }
 
 pqc_status Load(pqc_sequence* sequence, pqc_token_range tokens, const pqc_layer_rows* layers,

@@ -45,13 +45,20 @@ kernels::UnpackTarget TargetOf(const TensorView& tensor, const PackRun& run) {
 
 }  // namespace
 
-void UnpackRun(const LoadLayer& layer, uint64_t first_position, const kvstore::RowRun& run) {
+pqc_status HostSink::Begin(const LoadLayer& layer, uint64_t first_position) {
+  layer_ = &layer;
+  first_position_ = first_position;
+  return PQC_OK;
+}
+
+void HostSink::Write(const kvstore::RowRun& run) {
+  const LoadLayer& layer = *layer_;
   const TensorView& keys = layer.to.keys;
   const TensorView& values = layer.to.values;
   const uint64_t layer_bytes = keys.shape[0] * (BytesPerIndex(keys) + BytesPerIndex(values));
   std::array<const std::byte*, kvstore::kMaxKvHeads> rows;
   std::copy(run.rows.begin(), run.rows.end(), rows.begin());
-  uint64_t index = run.first_position - first_position;
+  uint64_t index = run.first_position - first_position_;
   const uint64_t end = index + run.token_count;
   while (index < end) {
     const PackRun key = RunAt(keys, index, end), value = RunAt(values, index, end);
@@ -87,16 +94,18 @@ pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item)
     for (uint64_t end = item.tokens.end; end > item.tokens.begin;) {
       const uint64_t begin = end - std::min(step, end - item.tokens.begin);
       RETURN_IF_ERROR(Fetch(remote, FetchOf(sequence_id, layer), {begin, end}, &rows));
+      // Not before rows are there: without them nothing is written.
+      if (end == item.tokens.end) RETURN_IF_ERROR(item.sink.Begin(layer, item.tokens.begin));
       std::array<const std::byte*, kvstore::kMaxKvHeads> heads;
       for (uint32_t head = 0; head < layer.shape.kv_heads; ++head) {
         heads[head] = rows.data() + head * (end - begin) * row_bytes;
       }
-      UnpackRun(layer, item.tokens.begin,
-                {.first_position = static_cast<uint32_t>(begin),
-                 .token_count = static_cast<uint32_t>(end - begin),
-                 .rows = {heads.data(), layer.shape.kv_heads}});
+      item.sink.Write({.first_position = static_cast<uint32_t>(begin),
+                       .token_count = static_cast<uint32_t>(end - begin),
+                       .rows = {heads.data(), layer.shape.kv_heads}});
       end = begin;
     }
+    RETURN_IF_ERROR(item.sink.Finish());
     RETURN_IF_ERROR(item.layer_done());
   }
   return PQC_OK;

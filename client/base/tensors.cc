@@ -30,7 +30,7 @@ pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPl
   }
   if (device == PQC_CUDA && place.device == PQC_CPU) {
     return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.device", name),
-                "PQC_CUDA is for prefill, steps and merges on a GPU");
+                "PQC_CUDA is for loads, prefill, steps and merges on a GPU");
   }
   if (device == PQC_CPU && place.device == PQC_CUDA) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.device", name),

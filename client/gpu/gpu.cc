@@ -9,6 +9,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/base/library.h"
+#include "client/gpu/load.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
@@ -20,32 +21,6 @@ constexpr uint64_t kDefaultSelected = 4096;
 constexpr uint32_t kDefaultCacheTokens = 4096;
 constexpr uint32_t kDefaultLoads = 32;
 using LongLong = unsigned long long;  // for %llu
-
-// Loads the GPU library, which stays loaded forever: the driver's threads may outlive their work.
-pqc_status LoadGpuLibrary(const char* path, const gpu::GpuEntry** entry) {
-  std::string reasons;
-  void* const library =
-      LoadLibrary(path, kFileName, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE, &reasons);
-  if (!library) {
-    return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s: %s", kFileName,
-                reasons.c_str());
-  }
-  const auto get =
-      reinterpret_cast<const gpu::GpuEntry* (*)()>(dlsym(library, gpu::kGpuEntrySymbol));
-  if (!get) {
-    return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s has no %s",
-                path ? path : kFileName, gpu::kGpuEntrySymbol);
-  }
-  const gpu::GpuEntry* found = get();
-  if (found->steps_version != gpu::kStepsVersion) {
-    return Fail(PQC_FAILED_PRECONDITION, "",
-                "no device support: %s has version %u of the internal interface, this client %u; "
-                "install the two libraries of the same release",
-                path ? path : kFileName, found->steps_version, gpu::kStepsVersion);
-  }
-  *entry = found;
-  return PQC_OK;
-}
 
 bool SameShape(const LayerShape& a, const LayerShape& b) {
   return a.kv_heads == b.kv_heads && a.query_heads == b.query_heads && a.key_dim == b.key_dim &&
@@ -135,6 +110,32 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
 
 }  // namespace
 
+// The library stays loaded forever: the driver's threads may outlive their work.
+pqc_status LoadGpuLibrary(const char* path, const gpu::GpuEntry** entry) {
+  std::string reasons;
+  void* const library =
+      LoadLibrary(path, kFileName, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE, &reasons);
+  if (!library) {
+    return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s: %s", kFileName,
+                reasons.c_str());
+  }
+  const auto get =
+      reinterpret_cast<const gpu::GpuEntry* (*)()>(dlsym(library, gpu::kGpuEntrySymbol));
+  if (!get) {
+    return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s has no %s",
+                path ? path : kFileName, gpu::kGpuEntrySymbol);
+  }
+  const gpu::GpuEntry* found = get();
+  if (found->steps_version != gpu::kStepsVersion) {
+    return Fail(PQC_FAILED_PRECONDITION, "",
+                "no device support: %s has version %u of the internal interface, this client %u; "
+                "install the two libraries of the same release",
+                path ? path : kFileName, found->steps_version, gpu::kStepsVersion);
+  }
+  *entry = found;
+  return PQC_OK;
+}
+
 pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
                    const gpu::GpuEntry* entry, pqc_gpu** gpu) {
   if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
@@ -177,6 +178,7 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   gpu::Steps* steps = nullptr;
   RETURN_IF_ERROR(Report(entry->open(wanted, &steps), "options"));
   state->steps.reset(steps);
+  DeviceLoadsOf(*state->cache->client)->SetEntry(*entry);
   *gpu = new pqc_gpu{std::move(state)};
   return PQC_OK;
 }

@@ -87,6 +87,10 @@ struct GpuState final : StepDevice {
 // Converts the outcome of a GPU call to a status, and sets the thread's last error.
 pqc_status Report(const gpu::Outcome& outcome, const char* what);
 
+// Loads libpqcached_gpu: from `path`, or where it is null from the folder of this library or the
+// loader's search path.
+pqc_status LoadGpuLibrary(const char* path, const gpu::GpuEntry** entry);
+
 // Implements pqc_gpu_open. A null `entry` loads libpqcached_gpu and uses its entry.
 pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
                    const gpu::GpuEntry* entry, pqc_gpu** gpu);

@@ -34,6 +34,8 @@ void ClientState::Close() {
   if (local) local->Close();
   remote.reset();
   if (events) events->Close();
+  const base::MutexLock lock(&device_loads_mutex);
+  device_loads.reset();
 }
 
 ChangeScope::ChangeScope(pqc_sequence* sequence, Packed packed) : lock_(*sequence) {

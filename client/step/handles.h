@@ -25,6 +25,7 @@
 
 namespace pqcached::client {
 
+class DeviceLoads;
 class Offload;
 class Operations;
 class Preparer;
@@ -61,6 +62,9 @@ struct ClientState {
   std::unique_ptr<Preparer> preparer;  // RPCs that calls need and do not wait for
   std::shared_ptr<Events> events;      // shared with operations and the session
   std::unique_ptr<Operations> operations;
+  base::Mutex device_loads_mutex;
+  // Made by the first use of a GPU; shared with loads (client/gpu/load.h).
+  std::shared_ptr<DeviceLoads> device_loads PQCACHED_GUARDED_BY(device_loads_mutex);
 };
 
 // Immutable.

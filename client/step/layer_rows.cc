@@ -1,6 +1,8 @@
 #include "client/step/layer_rows.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <span>
 
 #include "client/base/error.h"
 #include "kernels/base/status_macros.h"
@@ -40,6 +42,73 @@ pqc_status CheckLoadTarget(const TensorView& tensor, uint64_t token_count, const
   }
   return PQC_OK;
 }
+
+// The blocks or slots of a tensor to which rows are written.
+struct LoadPlaces {
+  const uint32_t* blocks = nullptr;
+  uint64_t first_block = 0;
+  uint64_t block_count = 0;
+  const int64_t* slots = nullptr;
+
+  explicit LoadPlaces(const TensorView& tensor) : slots(tensor.slots) {
+    if (!tensor.blocks) return;
+    blocks = tensor.blocks;
+    first_block = tensor.first_token / tensor.block_tokens;
+    const uint64_t end = tensor.first_token + tensor.shape[0];
+    block_count = (end + tensor.block_tokens - 1) / tensor.block_tokens - first_block;
+  }
+
+  friend bool operator==(const LoadPlaces&, const LoadPlaces&) = default;
+};
+
+// Returns the index of the second one of two equal numbers, or the count.
+template <class Number>
+size_t FindRepetition(std::span<const Number> numbers) {
+  std::vector<Number> sorted(numbers.begin(), numbers.end());
+  std::ranges::sort(sorted);
+  const auto repeated = std::ranges::adjacent_find(sorted);
+  if (repeated == sorted.end()) return numbers.size();
+  const auto first = std::ranges::find(numbers, *repeated);
+  return static_cast<size_t>(std::find(first + 1, numbers.end(), *repeated) - numbers.begin());
+}
+
+// Checks that no block or slot of a load occurs twice. `field`: "layers[2].keys".
+pqc_status CheckDistinct(const LoadPlaces& places, uint64_t token_count, const char* field) {
+  if (places.slots) {
+    const std::span slots(places.slots, token_count);
+    const size_t twice = FindRepetition(slots);
+    if (twice == slots.size()) return PQC_OK;
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_table.slots[%zu]", field, twice),
+                "%lld is listed twice", static_cast<long long>(slots[twice]));
+  }
+  const std::span blocks(places.blocks + places.first_block, places.block_count);
+  const size_t twice = FindRepetition(blocks);
+  if (twice == blocks.size()) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT,
+              FieldPath::Of("%s.block_table.blocks[%zu]", field,
+                            static_cast<size_t>(places.first_block) + twice),
+              "%u is listed twice", blocks[twice]);
+}
+
+// Checks the targets of a load, layer by layer.
+class LoadTargets {
+ public:
+  explicit LoadTargets(uint64_t token_count) : token_count_(token_count) {}
+
+  pqc_status Check(const TensorView& tensor, const char* field) {
+    RETURN_IF_ERROR(CheckLoadTarget(tensor, token_count_, field));
+    if (!tensor.paged()) return PQC_OK;
+    const LoadPlaces places(tensor);
+    if (places == checked_) return PQC_OK;
+    RETURN_IF_ERROR(CheckDistinct(places, token_count_, field));
+    checked_ = places;
+    return PQC_OK;
+  }
+
+ private:
+  const uint64_t token_count_;
+  LoadPlaces checked_{TensorView{}};  // the last ones: engines pass one table for all layers
+};
 
 }  // namespace
 
@@ -95,14 +164,14 @@ pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
                           const TensorPlace& place, std::vector<LoadLayer>* loads) {
   std::vector<RowBlock> blocks;
   RETURN_IF_ERROR(ReadDistinctLayers(cache, layers, layer_count, place, &blocks));
-  const uint64_t token_count = tokens.end - tokens.begin;
+  LoadTargets targets(tokens.end - tokens.begin);
   loads->resize(layer_count);
   for (uint32_t i = 0; i < layer_count; ++i) {
     char name[32];
     std::snprintf(name, sizeof(name), "layers[%u].keys", i);
-    RETURN_IF_ERROR(CheckLoadTarget(blocks[i].keys, token_count, name));
+    RETURN_IF_ERROR(targets.Check(blocks[i].keys, name));
     std::snprintf(name, sizeof(name), "layers[%u].values", i);
-    RETURN_IF_ERROR(CheckLoadTarget(blocks[i].values, token_count, name));
+    RETURN_IF_ERROR(targets.Check(blocks[i].values, name));
     std::snprintf(name, sizeof(name), "layers[%u].layer", i);
     RETURN_IF_ERROR(FindLayer(cache, blocks[i].layer, name, &(*loads)[i].shape));
     (*loads)[i].to = blocks[i];

@@ -134,18 +134,24 @@ class MappedReads final : public ReadBackend {
     }
     for (size_t i = 0; i < item.layers.size(); ++i) {
       const LoadLayer& layer = item.layers[i];
-      const auto unpack = [&](const kvstore::RowRun& run) {
-        UnpackRun(layer, item.tokens.begin, run);
+      RETURN_IF_ERROR(item.sink.Begin(layer, item.tokens.begin));
+      pqc_status written = PQC_OK;
+      const auto write = [&](Reader& reader, const Pinned& pinned) {
+        written = item.sink.SetPool(pinned.image->shared_pool());
+        if (written != PQC_OK) return Refusal();
+        Refusal refusal = reader.VisitRows(
+            layer.to.layer, item.tokens, [&](const kvstore::RowRun& run) { item.sink.Write(run); });
+        written = item.sink.Finish();  // while the rows stay, and before they are known to be valid
+        return refusal;
       };
-      const pqc_status loaded = Read(sequence, layer.shape, *scratch, &leased, [&](Reader& reader) {
-        return reader.VisitRows(layer.to.layer, item.tokens, unpack);
-      });
+      const pqc_status loaded = ReadPinned(sequence, layer.shape, *scratch, &leased, write);
       if (!leased) {
         LoadItem rest = item;
         rest.layers = item.layers.subspan(i);
         return remote_->Load(sequence, rest);
       }
       RETURN_IF_ERROR(loaded);
+      RETURN_IF_ERROR(written);
       RETURN_IF_ERROR(item.layer_done());
     }
     return PQC_OK;
@@ -288,6 +294,14 @@ class MappedReads final : public ReadBackend {
   template <class ReadRows>
   pqc_status Read(SequenceState& state, const LayerShape& shape, kvstore::ReadScratch& scratch,
                   bool* leased, const ReadRows& read) {
+    return ReadPinned(state, shape, scratch, leased,
+                      [&](Reader& reader, const Pinned&) { return read(reader); });
+  }
+
+  // The same by read(reader, pinned): the rows stay where they are until it returns.
+  template <class ReadRows>
+  pqc_status ReadPinned(SequenceState& state, const LayerShape& shape,
+                        kvstore::ReadScratch& scratch, bool* leased, const ReadRows& read) {
     constexpr int kMaxAttempts = 4;
     LocalSequence& sequence = *state.local;
     const kernels::Exec exec{};
@@ -301,7 +315,7 @@ class MappedReads final : public ReadBackend {
       const pqc_status status = [&] {  // in a scope of its own: a source must not outlive its image
         ImageSource source(pinned, shape);
         Reader reader(source, exec, threads(), scratch);
-        const Refusal refusal = read(reader);
+        const Refusal refusal = read(reader, pinned);
         return refusal.ok() ? PQC_OK : Fail(refusal);
       }();
       const bool lacking = status == PQC_OUT_OF_RANGE || status == PQC_FAILED_PRECONDITION;

@@ -139,9 +139,10 @@ class PoolRemote final : public NoPagesRemote {
   pqc_status TopPages(const TopPagesItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status FindSequence(uint64_t, uint64_t, uint64_t*, pqc_index*,
-                          RefusalBuffer* error) noexcept override {
-    return Not(error);
+  pqc_status FindSequence(uint64_t, uint64_t sequence_id, uint64_t* token_count, pqc_index*,
+                          RefusalBuffer*) noexcept override {
+    *token_count = sidecar_.token_count(sequence_id);
+    return PQC_OK;
   }
   pqc_status MatchPrefix(uint64_t, const pqc_sequence_options&, uint64_t*,
                          RefusalBuffer* error) noexcept override {
@@ -174,9 +175,9 @@ class PoolRemote final : public NoPagesRemote {
                    const ScoresOut&, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status FetchBlocks(const FetchView&, kvstore::TokenRange, std::byte*,
+  pqc_status FetchBlocks(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* rows,
                          RefusalBuffer* error) noexcept override {
-    return Not(error);
+    return sidecar_.Fetch(fetch, tokens, rows, error);
   }
   pqc_status FetchTokens(const FetchView&, const PositionsView&, std::byte*,
                          RefusalBuffer* error) noexcept override {
@@ -270,9 +271,26 @@ pqc_client* PoolSidecar::OpenClient(const ClientOptions& options) {
   return new pqc_client{std::move(state)};
 }
 
+pqc_client* PoolSidecar::OpenRemoteClient() {
+  auto state = std::make_shared<ClientState>();
+  state->timeout_ms = 60000;
+  state->remote.reset(new PoolRemote(*this));
+  state->remote_version = kRemoteVersion;
+  state->Start();
+  return new pqc_client{std::move(state)};
+}
+
 void PoolSidecar::CloseGate() {
   const std::lock_guard lock(mutex_);
   is_closed_ = true;
+}
+
+void PoolSidecar::LetFetchesPass(uint32_t count) {
+  {
+    const std::lock_guard lock(mutex_);
+    fetch_passes_ = count;
+  }
+  opened_.notify_all();
 }
 
 void PoolSidecar::OpenGate() {
@@ -419,6 +437,25 @@ uint64_t PoolSidecar::Append(AppendItem& item) {
   }
   Publish(item.sequence_id);
   return words(item.sequence_id).token_count;
+}
+
+pqc_status PoolSidecar::Fetch(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* rows,
+                              RefusalBuffer* error) {
+  std::unique_lock lock(mutex_);
+  opened_.wait(lock, [this] { return !is_closed_ || fetch_passes_ > 0; });
+  if (is_closed_) --fetch_passes_;
+  const auto ordinal = std::find(layers_.begin(), layers_.end(), fetch.layer) - layers_.begin();
+  const StoredLayer& layer = sequences_.at(fetch.sequence_id).layers[static_cast<size_t>(ordinal)];
+  if (tokens.end > layer.token_count) {
+    SetRefusal(error, "ranges[0]", "beyond the rows that are stored");
+    return PQC_OUT_OF_RANGE;
+  }
+  for (const kvstore::ExtentRef& head : layer.rows) {
+    const size_t bytes = (tokens.end - tokens.begin) * shape_.row_bytes;
+    std::memcpy(rows, pool_.data() + head.offset_bytes() + tokens.begin * shape_.row_bytes, bytes);
+    rows += bytes;
+  }
+  return PQC_OK;
 }
 
 void PoolSidecar::Truncate(uint64_t sequence_id, uint64_t token_count) {

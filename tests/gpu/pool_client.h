@@ -57,10 +57,14 @@ class PoolSidecar {
   };
   // A client over the local path. The sidecar outlives it.
   pqc_client* OpenClient(const ClientOptions& options);
+  // A client over the remote path.
+  pqc_client* OpenRemoteClient();
 
-  // Commits wait while it is closed.
+  // Commits wait while it is closed, and fetches that have no pass.
   void CloseGate();
   void OpenGate();
+  // So many fetches pass the closed gate.
+  void LetFetchesPass(uint32_t count);
   // The next so many Commits are refused.
   void RefuseCommits(uint32_t count);
   uint64_t commit_count() const;
@@ -75,6 +79,8 @@ class PoolSidecar {
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const client::RowBlock* rows,
                     uint32_t count, client::RefusalBuffer* error);
   uint64_t Append(client::AppendItem& item);
+  pqc_status Fetch(const client::FetchView& fetch, kvstore::TokenRange tokens, std::byte* rows,
+                   client::RefusalBuffer* error);
   void Truncate(uint64_t sequence_id, uint64_t token_count);
   void BuildIndex(uint64_t sequence_id);
   void Attach(uint64_t sequence_id, client::AttachAnswer* answer);
@@ -106,6 +112,7 @@ class PoolSidecar {
   mutable std::mutex mutex_;
   std::condition_variable opened_;
   bool is_closed_ = false;
+  uint32_t fetch_passes_ = 0;
   uint32_t refused_commits_ = 0;
   uint64_t commit_count_ = 0;
   std::unique_ptr<SharedBytes> ring_;

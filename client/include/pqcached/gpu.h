@@ -9,6 +9,8 @@
  *                                    capacities
  *   pqc_gpu_ingest                   prefill, per chunk and layer: K and V on the device; returns
  *                                    at once
+ *   pqc_load (load.h)                a stored prefix: copies its rows to the device; without a
+ *                                    pqc_gpu, also on the remote path
  *   per step: pqc_gpu_step_begin     instead of pqc_step_begin: readiness, descriptors to the
  *                                    device
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once

@@ -25,7 +25,7 @@ extern "C" {
 /* Copies the rows of the tokens of a range (not empty) to the engine's memory. layers [layer_count]
  * are any stored layers, each at most once; their keys [tokens, kv_heads, key_dim] and values
  * [tokens, kv_heads, value_dim] are written, in every layout that pqc_ingest reads: contiguous or
- * with strides, paged by a block table or by slots (which must be distinct), of any dtype, to which
+ * with strides, paged by a block table or by slots (none of them twice), of any dtype, to which
  * the rows are rounded to nearest even. K that is transposed within its blocks has the strides
  * {block, 1, kv_head, dim}.
  *
@@ -34,10 +34,23 @@ extern "C" {
  * path the client copies out of mapped memory, on its threads (pqc_client_set_threads), without an
  * RPC, except that the first read or step of a handle acquires a lease.
  *
- * Errors: PQC_INVALID_ARGUMENT  tokens; a layer, its shape or a stride of 0
- *         PQC_OUT_OF_RANGE      tokens that are not stored in a layer
- *         PQC_UNIMPLEMENTED     memory of a GPU
- *         PQC_ABORTED           the sequence was truncated during the call */
+ * The tensors are memory of the host, or all of them are memory of one GPU (PQC_CUDA). `stream` of
+ * the first keys, a cudaStream_t, which may be NULL, is then the stream of the call: rows are
+ * written after the work that it has received before, by a stream of the client's own. When the
+ * call returns, or pqc_load_wait for a layer, the rows are there, and every stream may read them.
+ * `blocks` and `slots` are host memory. The GPU reads the sidecar's memory where it can be
+ * page-locked; all other rows, and those of the remote path, go through 8 MiB of page-locked
+ * memory. No pqc_gpu is needed. The client uses the libpqcached_gpu.so of the first pqc_gpu_open,
+ * or else that of the default path (pqc_gpu_options).
+ *
+ * Errors: PQC_INVALID_ARGUMENT     tokens; a layer, its shape or a stride of 0; a block or slot
+ *                                  that occurs twice; a pointer that is not the GPU's or not
+ *                                  aligned to its elements; a stream of another GPU, or one that
+ *                                  captures
+ *         PQC_OUT_OF_RANGE         tokens that are not stored in a layer
+ *         PQC_FAILED_PRECONDITION  no GPU, or no libpqcached_gpu.so (pqc_gpu_open)
+ *         PQC_RESOURCE_EXHAUSTED   memory of the GPU or page-locked memory
+ *         PQC_ABORTED              the sequence was truncated during the call */
 PQC_API pqc_status pqc_load(pqc_sequence* sequence, pqc_token_range tokens,
                             const pqc_layer_rows* layers, uint32_t layer_count);
 
@@ -46,7 +59,7 @@ PQC_API pqc_status pqc_load(pqc_sequence* sequence, pqc_token_range tokens,
  * `blocks` and `slots` must stay until the operation has ended, which pqc_operation_cancel makes it
  * do between two layers. The sequence stays free: steps, rows and other loads go on.
  *
- * Errors: PQC_INVALID_ARGUMENT, PQC_UNIMPLEMENTED and those of pqc_sequence_flush_begin; the other
+ * Errors: PQC_INVALID_ARGUMENT, those about a GPU, and those of pqc_sequence_flush_begin; the other
  * errors of pqc_load are the operation's own */
 PQC_API pqc_status pqc_load_begin(pqc_sequence* sequence, pqc_token_range tokens,
                                   const pqc_layer_rows* layers, uint32_t layer_count, void* context,

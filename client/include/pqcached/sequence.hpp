@@ -191,7 +191,7 @@ class Sequence {
   }
 
   // Copies the rows of a range of tokens of any stored layers to the tensors of `layers`, which are
-  // of any layout, paged or not (pqc_load). Operation::Load begins it.
+  // of any layout, paged or not, on the host or on a GPU (pqc_load). Operation::Load begins it.
   Status Load(pqc_token_range tokens, std::span<const LayerRows> layers) {
     const std::vector<pqc_layer_rows> rows = LayerRowsToC(layers);
     return Status(pqc_load(handle_.get(), tokens, rows.data(), static_cast<uint32_t>(rows.size())));

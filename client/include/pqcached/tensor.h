@@ -16,7 +16,7 @@
 
 /* Number format of elements, in the machine's byte order. */
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
-/* PQC_CUDA is for prefill, steps and merges on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
+/* PQC_CUDA is for loads, prefill, steps and merges (load.h, gpu.h); PQC_UNIMPLEMENTED elsewhere. */
 typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
 /* Block table of a paged engine: token t is stored in block blocks[t / block_tokens], at index
@@ -36,7 +36,7 @@ typedef struct pqc_block_table {
   uint64_t token_count;   /* tokens of this call */
   uint64_t first_token;   /* token of the table that is the call's first, at most 2^30 */
   /* [token_count], each in [0, shape[0] * block_tokens), or NULL. With it blocks is NULL, and
-   * block_count and first_token are 0. In host memory; not for rows on a GPU. */
+   * block_count and first_token are 0. In host memory; on a GPU only for loads. */
   const int64_t* slots;
 } pqc_block_table;
 

@@ -127,10 +127,12 @@ class Tensor {
     return tensor;
   }
 
-  // Returns the same tensor with device PQC_CUDA: `data` is memory of a GPU (gpu.hpp).
-  Tensor OnGpu() const {
+  // Returns the same tensor with device PQC_CUDA: `data` is memory of a GPU (gpu.hpp). `stream`, a
+  // cudaStream_t, is the stream of a Load; other calls have an argument for it.
+  Tensor OnGpu(void* stream = nullptr) const {
     Tensor tensor = *this;
     tensor.device_ = PQC_CUDA;
+    tensor.stream_ = stream;
     return tensor;
   }
 
@@ -148,6 +150,7 @@ class Tensor {
     tensor.shape = shape_.data();
     tensor.strides = has_strides_ ? strides_.data() : nullptr;
     tensor.block_table = is_paged_ ? &block_table_ : nullptr;
+    tensor.stream = stream_;
     return tensor;
   }
 
@@ -163,6 +166,7 @@ class Tensor {
 
   const void* data_ = nullptr;
   pqc_device device_ = PQC_CPU;
+  void* stream_ = nullptr;
   pqc_dtype dtype_ = PQC_F32;
   uint32_t ndim_ = 0;
   std::array<uint64_t, 4> shape_{};

@@ -1,7 +1,8 @@
 """Converts foreign arrays to tensors of the C ABI by address, without copies.
 
 Readable: numpy arrays, torch tensors on CPU or CUDA, and objects with __dlpack__ or
-__array_interface__. Writable: numpy arrays and torch tensors on the CPU.
+__array_interface__. Writable: numpy arrays and torch tensors on the CPU; by loads and steps on a
+GPU, torch tensors and objects with __dlpack__ there.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Tensor:
     saves work when one array is passed again and again. The array must keep its address and shape
     for as long as the Tensor lives.
 
-    array: numpy array, torch tensor (CPU, or CUDA, for calls of a Gpu and their steps only), or an
+    array: numpy array, torch tensor (CPU, or CUDA, for loads and for calls of a Gpu and their steps only), or an
     object with `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up
     to 4 dimensions.
     dtype: DType.BF16 means that an array of uint16 holds bfloat16; otherwise it must be the array's

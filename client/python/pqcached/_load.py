@@ -8,16 +8,26 @@ from typing import Any, List, Mapping, Tuple
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
-from ._arrays import ArrayLike, tensor_to_fill
+from ._arrays import ArrayLike, Tensor, tensor, tensor_to_fill
 from ._errors import Status
 from ._handle import Closable, Handle
 from ._library import check
 from ._steps import layer_rows
 
 
-def layer_targets(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, List[Any]]:
-    """Returns what layer_rows returns, for arrays that a call writes."""
-    return layer_rows(layers, tensor_to_fill)
+def _target(name: str, array: ArrayLike) -> Tensor:
+    return tensor_to_fill(name, array, tensor(name, array).device)
+
+
+def layer_targets(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], stream: int = 0) -> Tuple[Any, List[Any]]:
+    """Returns what layer_rows returns, for arrays that a call writes. stream: of all of them, where
+    it is not 0.
+    """
+    rows, held = layer_rows(layers, _target)
+    for row in rows:
+        if stream:
+            row.keys.stream = row.values.stream = stream
+    return rows, held
 
 
 def token_range(tokens: Tuple[int, int]) -> Any:

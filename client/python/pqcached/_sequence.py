@@ -403,22 +403,26 @@ class Sequence(AsyncCalls):
                                                 member(RowPart, "part", part), address, size))
         return rows
 
-    def load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> None:
+    def load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+             stream: int = 0) -> None:
         """Copies the rows of the tokens [begin, end) to arrays of the engine.
 
         layers: stored layer -> (keys [tokens, kv_heads, key_dim], values [tokens, kv_heads,
         value_dim]), which are written: numpy arrays or torch tensors of any strides and dtype, or
-        Paged and PagedSlots. Raises OutOfRange, before anything is written, for tokens that are not
-        stored in a layer.
+        Paged and PagedSlots. All are on the CPU, or all on one GPU: torch tensors, or arrays with
+        __dlpack__. stream: a cudaStream_t, after whose work a GPU's arrays are written; 0 = torch's
+        current stream, for others the default stream. The rows are there when the call returns.
+        Raises OutOfRange, before anything is written, for tokens that are not stored in a layer.
         """
-        rows, _held = layer_targets(layers)
+        rows, _held = layer_targets(layers, stream)
         chosen = token_range(tokens)
         with self._handle as sequence:
             check(self._library.pqc_load(sequence, chosen, rows, len(rows)))
 
-    def begin_load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Load:
+    def begin_load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+                   stream: int = 0) -> Load:
         """Begins load() in a thread of the library, layer by layer in the order of `layers`."""
-        rows, held = layer_targets(layers)
+        rows, held = layer_targets(layers, stream)
         chosen, operation = token_range(tokens), ctypes.c_void_p()
         with self._handle as sequence:
             check(self._library.pqc_load_begin(sequence, chosen, rows, len(rows), None, byref(operation)))

@@ -267,8 +267,10 @@ TEST_P(DaemonLoadTest, ErrorsNameTheField) {
                         {0, Layer::kKeyDim, 1});
   Expect(load({0, 10}, {{0, repeated, values.tensor()}}), PQC_INVALID_ARGUMENT,
          "layers[0].keys.strides[0]");
-  Expect(load({0, 10}, {{0, keys.tensor().OnGpu(), values.tensor()}}), PQC_UNIMPLEMENTED,
-         "layers[0].keys.device");
+  Expect(load({0, 10}, {{0, keys.tensor().OnGpu(), values.tensor()}}), PQC_INVALID_ARGUMENT,
+         "layers[0].values.device");
+  Expect(load({0, 10}, {{0, keys.tensor(), values.tensor().OnGpu()}}), PQC_UNIMPLEMENTED,
+         "layers[0].values.device");
   Expect(sequence.Prefetch({7, 7}), PQC_INVALID_ARGUMENT, "tokens");
   EXPECT_EQ(keys.CountUntouched(), keys.size_bytes());
 }

@@ -16,6 +16,7 @@ from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group  #
 
 import pqcached  # noqa: E402
 from pqcached._arrays import _DLTensor  # noqa: E402
+from pqcached._load import layer_targets  # noqa: E402
 
 LAYERS = (0, 1, 2)
 TOKENS, SINK, WINDOW = 500, 4, 16
@@ -125,6 +126,39 @@ class GpuTest(DaemonTest):
                     np.testing.assert_array_equal(lengths.numpy(), found.lengths)
                 with self.fails(pqcached.InvalidArgument, "pages: shape"):
                     step.topk_pages_on_gpu(1, queries, 16, pages, lengths)
+
+    def test_stored_rows_are_loaded_to_the_device(self):
+        layers = [Layer(TOKENS, seed) for seed in LAYERS]
+        cache = self.cache(LAYERS)
+        stream = emulation.pqcached_emulated_stream()
+        key_dim = layers[0].keys.shape[2]
+
+        def empty(tokens):
+            return (DeviceArray(np.zeros((tokens, KV_HEADS, key_dim), np.float32)),
+                    DeviceArray(np.zeros((tokens, KV_HEADS, VALUE_DIM), np.float16)))
+
+        with cache.create_sequence() as sequence, cache.open_gpu(2048, gpu_library_path=LIBRARY):
+            for number, layer in enumerate(layers):
+                sequence.ingest(number, 0, layer.keys, layer.values)
+            arrays = {2: empty(300), 0: empty(300)}
+            for row in layer_targets(arrays, stream)[0]:
+                self.assertEqual((row.keys.stream, row.values.stream), (stream, stream))
+            sequence.load((150, 450), arrays, stream=stream)
+            for number, (keys, values) in arrays.items():
+                np.testing.assert_array_equal(keys.numpy(), layers[number].keys[150:450])
+                np.testing.assert_array_equal(values.numpy(), layers[number].values[150:450].astype(np.float16))
+
+            memory = DeviceArray(np.zeros((40, 16, KV_HEADS, key_dim), np.float32))
+            blocks = np.random.default_rng(3).permutation(40)[:TOKENS // 16 + 1]
+            values = empty(TOKENS)[1]
+            with sequence.begin_load((0, TOKENS), {1: (pqcached.Paged(memory, blocks, TOKENS), values)}) as load:
+                load.wait_layers(1)
+                loaded = memory.numpy()[blocks].reshape(-1, KV_HEADS, key_dim)[:TOKENS]
+                np.testing.assert_array_equal(loaded, layers[1].keys)
+            with self.fails(pqcached.InvalidArgument, "layers[0].values.device"):
+                sequence.load((0, 10), {0: (empty(10)[0], np.zeros((10, KV_HEADS, VALUE_DIM), np.float32))})
+            with self.fails(pqcached.OutOfRange, "tokens"):
+                sequence.load((0, TOKENS + 1), {0: empty(TOKENS + 1)})
 
     def test_complete_attention_needs_no_rows_at_the_end(self):
         layer = Layer(TOKENS + 3)

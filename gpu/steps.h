@@ -32,7 +32,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 11;
+inline constexpr uint32_t kStepsVersion = 12;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // Tokens of an item, stored or not, whose rows Begin takes from the host for Decode.

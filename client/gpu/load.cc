@@ -49,6 +49,10 @@ class DeviceSink final : public LoadSink {
 
   pqc_status Begin(const LoadLayer& layer, uint64_t first_position) override {
     first_position_ = first_position;
+    {
+      const base::MutexLock lock(&mutex_);
+      is_finished_ = false;  // the block tables are copied from here on
+    }
     ListOffsets(layer.to.keys, &key_offsets_);
     ListOffsets(layer.to.values, &value_offsets_);
     return Note(held_.loader->Begin({.keys = LoadTensorOf(layer.to.keys, key_offsets_),
@@ -69,7 +73,6 @@ class DeviceSink final : public LoadSink {
   void Write(const kvstore::RowRun& run) override {
     {
       const base::MutexLock lock(&mutex_);
-      is_finished_ = false;
       if (!failure_.ok()) return;
     }
     const gpu::Outcome written =
@@ -144,8 +147,8 @@ pqc_status DeviceLoads::Take(const void* target, const char* name, HeldLoader* l
   {
     const base::MutexLock lock(&mutex_);
     for (auto held = idle_.rbegin(); held != idle_.rend(); ++held) {
-      if (!held->loader->CheckTarget(target).ok()) continue;  // of another device
-      *loader = std::move(*held);
+      if (!(*held)->CheckTarget(target).ok()) continue;  // of another device
+      loader->loader = std::move(*held);
       idle_.erase(std::next(held).base());
       return PQC_OK;
     }
@@ -159,13 +162,11 @@ pqc_status DeviceLoads::Take(const void* target, const char* name, HeldLoader* l
 }
 
 void DeviceLoads::Return(HeldLoader loader) {
+  if (!loader.loader->SetPool(nullptr, 0).ok()) return;  // it is closed
   const base::MutexLock lock(&mutex_);
-  std::erase_if(idle_, [&](const HeldLoader& idle) {
-    return idle.pool && loader.pool && idle.pool != loader.pool;
-  });
   try {
-    idle_.push_back(std::move(loader));
-  } catch (const std::bad_alloc&) {  // then it is closed
+    idle_.push_back(std::move(loader.loader));
+  } catch (const std::bad_alloc&) {  // it is closed
   }
 }
 

@@ -20,20 +20,22 @@ struct LoaderCloser {
   void operator()(gpu::RowLoader* loader) const { loader->Close(); }
 };
 
-// A loader, and the memory that it may read in place.
+// A loader of one load, and the memory that it may read in place.
 struct HeldLoader {
   std::shared_ptr<Mapping> pool;                         // shared, as all mappings are
   std::unique_ptr<gpu::RowLoader, LoaderCloser> loader;  // destroyed first
 };
 
-// The loaders of a client that no load uses, and the library that makes them. Thread-safe.
+// The loaders of a client that no load uses, and the library that makes them. They have no pool:
+// the kernel may remove pages of free extents from it, and a page lock that remains would go on
+// reading the removed pages. Thread-safe.
 class DeviceLoads {
  public:
   // Sets the library, unless there is one.
   void SetEntry(const gpu::GpuEntry& entry);
   // Takes or opens a loader for the device that has `target`. `name`: of the pointer, in errors.
   pqc_status Take(const void* target, const char* name, HeldLoader* loader);
-  // Keeps a loader for a later load, and closes those with another pool.
+  // Releases the pool of a loader whose copies have ended, and keeps the loader for a later load.
   void Return(HeldLoader loader);
 
  private:
@@ -41,7 +43,7 @@ class DeviceLoads {
 
   base::Mutex mutex_;
   const gpu::GpuEntry* entry_ PQCACHED_GUARDED_BY(mutex_) = nullptr;  // null: not loaded yet
-  std::vector<HeldLoader> idle_ PQCACHED_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<gpu::RowLoader, LoaderCloser>> idle_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 std::shared_ptr<DeviceLoads> DeviceLoadsOf(ClientState& client);

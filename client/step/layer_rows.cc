@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <span>
 
 #include "client/base/error.h"
@@ -37,8 +38,14 @@ pqc_status CheckLoadTarget(const TensorView& tensor, uint64_t token_count, const
   }
   for (uint32_t dim = 0; dim < tensor.ndim; ++dim) {
     if (tensor.strides[dim] != 0 || tensor.shape[dim] == 1) continue;
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.strides[%u]", field, dim),
+    return Fail(PQC_INVALID_ARGUMENT,
+                FieldPath::Of("%s.strides[%u]", field, dim + (tensor.blocks ? 1 : 0)),
                 "0, but each element needs a place of its own");
+  }
+  if (tensor.blocks && tensor.block_stride == 0 &&
+      tensor.first_token + token_count > tensor.block_tokens) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.strides[0]", field),
+                "0, but each block needs a place of its own");
   }
   return PQC_OK;
 }
@@ -61,10 +68,11 @@ struct LoadPlaces {
   friend bool operator==(const LoadPlaces&, const LoadPlaces&) = default;
 };
 
-// Returns the index of the second one of two equal numbers, or the count.
+// Returns the index of the second one of two equal numbers other than 0, or the count.
 template <class Number>
 size_t FindRepetition(std::span<const Number> numbers) {
-  std::vector<Number> sorted(numbers.begin(), numbers.end());
+  std::vector<Number> sorted;
+  std::ranges::copy_if(numbers, std::back_inserter(sorted), [](Number n) { return n != 0; });
   std::ranges::sort(sorted);
   const auto repeated = std::ranges::adjacent_find(sorted);
   if (repeated == sorted.end()) return numbers.size();
@@ -72,7 +80,8 @@ size_t FindRepetition(std::span<const Number> numbers) {
   return static_cast<size_t>(std::find(first + 1, numbers.end(), *repeated) - numbers.begin());
 }
 
-// Checks that no block or slot of a load occurs twice. `field`: "layers[2].keys".
+// Checks that no block or slot of a load occurs twice, except number 0: engines put there what they
+// do not keep, such as the tokens before a window. `field`: "layers[2].keys".
 pqc_status CheckDistinct(const LoadPlaces& places, uint64_t token_count, const char* field) {
   if (places.slots) {
     const std::span slots(places.slots, token_count);

@@ -58,7 +58,8 @@ class RowLoader {
   // Errors: kInvalid  a stream of another device, or one that captures
   virtual Outcome Follow(void* stream) = 0;
   // Gives the memory in which rows may be read in place, until the next call. Null: none. The
-  // memory must stay mapped until then, or Close.
+  // memory must stay mapped until then, or Close. Pages that the kernel removes from it
+  // during this time must not be read.
   virtual Outcome SetPool(const std::byte* pool, size_t pool_bytes) = 0;
 
   // Begins a layer, after Finish of the previous one. `token_offsets` may be freed afterwards.

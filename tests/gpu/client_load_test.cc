@@ -250,6 +250,17 @@ TEST_F(ClientLoadTest, NothingIsWrittenWhenRowsAreMissing) {
   }
 }
 
+// Engines list block 0, or slot 0, for the tokens that they do not keep in a layer.
+TEST_F(ClientLoadTest, TheNullBlockMayRepeat) {
+  for (pqc_sequence* const sequence : {local_, remote_}) {
+    Targets targets;
+    targets.Add(0, PQC_F16, Layout::kPaged, Layout::kSlots, 40, 5);
+    targets.keys[0]->blocks()[0] = targets.keys[0]->blocks()[1] = 0;
+    targets.values[0]->slots()[0] = targets.values[0]->slots()[1] = 0;
+    EXPECT_EQ(Load(sequence, 5, 45, targets), PQC_OK) << pqc_last_error();
+  }
+}
+
 TEST_F(ClientLoadTest, ErrorsNameTheFieldAndNothingIsWritten) {
   const auto refused = [&](pqc_status expected, const std::string& part, const auto& change) {
     for (pqc_sequence* const sequence : {local_, remote_}) {
@@ -281,6 +292,10 @@ TEST_F(ClientLoadTest, ErrorsNameTheFieldAndNothingIsWritten) {
           [](Targets& targets) { targets.keys[0]->blocks()[1] = 99; });
   refused(PQC_INVALID_ARGUMENT, "layers[0].values.block_table.slots[39]: ", [](Targets& targets) {
     targets.values[0]->slots()[39] = targets.values[0]->slots()[7];
+  });
+  refused(PQC_INVALID_ARGUMENT, "layers[1].keys.strides[0]: 0", [](Targets& targets) {
+    static constexpr int64_t kStrides[] = {0, 1, kBlockTokens * kDim, kBlockTokens};
+    targets.rows[1].keys.strides = kStrides;
   });
   refused(PQC_INVALID_ARGUMENT, "layers[1].values.strides[1]: ", [](Targets& targets) {
     static constexpr int64_t kStrides[] = {kTokenFloats, 0, 1};
@@ -436,6 +451,10 @@ TEST_F(ClientLoadTest, RowsAreReadInPlaceWhereThePoolIsPageLocked) {
   emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);  // of staging
   ExpectOk(Load(local_, 0, kPrefill, targets));
   ExpectLayer(targets, 0, 0);
+  // The page lock has ended with the load: the kernel may remove pages of the pool from now on.
+  emulation::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
+  ExpectFails(Load(local_, 0, kPrefill, targets), PQC_RESOURCE_EXHAUSTED, "layers: allocating");
+  emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);
   Targets others;
   others.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
   ExpectFails(Load(remote_, 0, kPrefill, others), PQC_RESOURCE_EXHAUSTED,

@@ -25,8 +25,9 @@ extern "C" {
 /* Copies the rows of the tokens of a range (not empty) to the engine's memory. layers [layer_count]
  * are any stored layers, each at most once; their keys [tokens, kv_heads, key_dim] and values
  * [tokens, kv_heads, value_dim] are written, in every layout that pqc_ingest reads: contiguous or
- * with strides, paged by a block table or by slots (none of them twice), of any dtype, to which
- * the rows are rounded to nearest even. K that is transposed within its blocks has the strides
+ * with strides, paged by a block table or by slots, of any dtype, to which the rows are rounded to
+ * nearest even. No block or slot occurs twice, except 0, for tokens that the engine does not keep;
+ * its contents are unspecified then. K that is transposed within its blocks has the strides
  * {block, 1, kv_head, dim}.
  *
  * All tokens of all layers must be stored: otherwise the call fails before it writes. After another
@@ -39,9 +40,10 @@ extern "C" {
  * written after the work that it has received before, by a stream of the client's own. When the
  * call returns, or pqc_load_wait for a layer, the rows are there, and every stream may read them.
  * `blocks` and `slots` are host memory. The GPU reads the sidecar's memory where it can be
- * page-locked; all other rows, and those of the remote path, go through 8 MiB of page-locked
- * memory. No pqc_gpu is needed. The client uses the libpqcached_gpu.so of the first pqc_gpu_open,
- * or else that of the default path (pqc_gpu_options).
+ * page-locked for the time of the load; all other rows, and those of the remote path, go through 8
+ * MiB of page-locked memory. Block tables and slots need 8 bytes per token of it. No pqc_gpu is
+ * needed. The client uses the libpqcached_gpu.so of the first pqc_gpu_open, or else that of the
+ * default path (pqc_gpu_options).
  *
  * Errors: PQC_INVALID_ARGUMENT     tokens; a layer, its shape or a stride of 0; a block or slot
  *                                  that occurs twice; a pointer that is not the GPU's or not
@@ -49,7 +51,10 @@ extern "C" {
  *                                  captures
  *         PQC_OUT_OF_RANGE         tokens that are not stored in a layer
  *         PQC_FAILED_PRECONDITION  no GPU, or no libpqcached_gpu.so (pqc_gpu_open)
+ *         PQC_UNIMPLEMENTED        a GPU of a compute capability below 8.0; tensors on a GPU when
+ *                                  the first keys are not
  *         PQC_RESOURCE_EXHAUSTED   memory of the GPU or page-locked memory
+ *         PQC_INTERNAL             the GPU has failed
  *         PQC_ABORTED              the sequence was truncated during the call */
 PQC_API pqc_status pqc_load(pqc_sequence* sequence, pqc_token_range tokens,
                             const pqc_layer_rows* layers, uint32_t layer_count);

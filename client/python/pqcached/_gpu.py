@@ -178,7 +178,7 @@ class GpuStep(Step):
         """Like Step.topk_pages with the step's selection, and writes to arrays on the device.
 
         pages: 32-bit integers [items, kv_heads or 1, capacity], each list ascending, then -1; None
-        writes nothing. lengths: 32-bit integers [items]. Returns the capacity that the step needs.
+        or a capacity of 0 writes nothing. lengths: 32-bit integers [items]. Returns the capacity that the step needs.
         """
         flags = (abi.PQC_PAGES_WITH_SINK if with_sink else 0) | (abi.PQC_PAGES_WITH_WINDOW if with_window else 0)
         options = abi.PageOptions(page_tokens=uint32("page_tokens", page_tokens),

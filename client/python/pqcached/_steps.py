@@ -144,7 +144,7 @@ class Step(Closable):
         flags = (abi.PQC_PAGES_WITH_SINK if with_sink else 0) | (abi.PQC_PAGES_WITH_WINDOW if with_window else 0)
         options = abi.PageOptions(page_tokens=uint32("page_tokens", page_tokens), heads=member(HeadRule, "heads", heads),
                                   flags=flags)
-        lengths = np.empty(len(self._items), np.uint32)
+        lengths = np.zeros(len(self._items), np.uint32)  # of empty lists: one call suffices
         out = abi.StepPages(lengths=lengths.ctypes.data)
 
         def call() -> None:

@@ -229,6 +229,9 @@ Status CheckDevicePointer(const void* memory, std::string_view name, const Devic
 }
 
 Status CheckStream(kernels::cuda::Stream stream, const Device& device) {
+  CaptureId capture;
+  RETURN_IF_ERROR(FindCapture(stream, capture));
+  if (capture.is_capturing) return {};  // the question would invalidate the capture
   int index = -1;
   const cudaError_t error = cudaStreamGetDevice(stream, &index);
   if (error != cudaSuccess) return FromCuda(error, "asking for the device of the stream");

@@ -418,7 +418,10 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return stream == nullptr || stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 
-cudaError_t cudaStreamGetDevice(cudaStream_t, int* device) {
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  if (stream != nullptr && stream->capture != nullptr) {
+    return Invalidate(*stream->capture, cudaErrorStreamCaptureUnsupported, "cudaStreamGetDevice");
+  }
   *device = 0;
   return cudaSuccess;
 }

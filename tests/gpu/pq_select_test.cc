@@ -53,7 +53,7 @@ class DeviceProblem {
   std::vector<std::vector<uint32_t>> Select(cudaStream_t stream) {
     const auto lane_count = static_cast<uint32_t>(device_lanes_->size());
     const size_t stride = largest_k_ + 3;
-    DeviceArray<uint32_t> positions(lane_count * stride);
+    DeviceArray<uint32_t> positions(std::vector<uint32_t>(lane_count * stride, 0xFFFFFFFFu));
     DeviceArray<uint32_t> counts(lane_count);
     DeviceArray<std::byte> scratch(
         PqSelectScratchBytes({shape_.geometry, shape_.group_size, lane_count,
@@ -132,12 +132,12 @@ class PqSelectDeviceTest : public DeviceTest {
  protected:
   // One lane per case and k, all in one call.
   void ExpectSelects(const PqCaseShape& shape, const std::vector<PqCase>& cases,
-                     const std::vector<uint32_t>& counts) {
+                     const std::vector<uint32_t>& counts, uint32_t unused_chunks = 2) {
     std::vector<Lane> lanes;
     for (const PqCase& pq_case : cases) {
       for (const uint32_t k : counts) lanes.push_back({&pq_case, k});
     }
-    DeviceProblem problem(shape, lanes, 2);
+    DeviceProblem problem(shape, lanes, unused_chunks);
     const std::vector<std::vector<uint32_t>> selected = problem.Select(stream_);
     for (size_t lane = 0; lane < lanes.size(); ++lane) {
       const PqCase& pq_case = *lanes[lane].pq_case;
@@ -185,6 +185,27 @@ TEST_F(PqSelectDeviceTest, MatchesBruteForceAroundChunks) {
     cases.emplace_back(shape, 9);
     ExpectSelects(shape, cases, {1, 1000, 100'000});
     if (HasFatalFailure()) return;
+  }
+}
+
+// Where there are many chunks, a block handles several, of one lane or of more.
+TEST_F(PqSelectDeviceTest, MatchesBruteForceInRunsOfChunks) {
+  for (const PqGeometry geometry : {PqGeometry{32, 2, 6}, PqGeometry{32, 4, 8}}) {
+    for (const uint32_t group_size : {1u, 3u}) {
+      PqCaseShape shape{.geometry = geometry, .group_size = group_size};
+      std::vector<PqCase> cases;
+      for (uint32_t lane = 0; lane < 3; ++lane) {
+        shape.codebook_count = 1 + lane;
+        shape.segments.clear();
+        for (uint32_t i = 0; i < 3 + lane; ++i) {
+          shape.segments.push_back(WholeSegment(kChunkTokens / 2 + 700 * i));
+          shape.segments.back().codebook = i * shape.codebook_count / (3 + lane);
+        }
+        cases.emplace_back(shape, lane);
+      }
+      ExpectSelects(shape, cases, {1, 2000}, 12'000);
+      if (HasFatalFailure()) return;
+    }
   }
 }
 

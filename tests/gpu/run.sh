@@ -32,12 +32,14 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
 fi
 build=build/gpu
 cmake -S tests/gpu/standalone -B "$build" "-DCMAKE_CUDA_ARCHITECTURES=${arch:-90}" >/dev/null
-cmake --build "$build" -j "$(nproc)" >"$build/build.log" 2>&1 || { tail -n 40 "$build/build.log" >&2; exit 1; }
+programs=$(cd "$build" && ctest -N -L "^$label" | sed -n 's/^ *Test *#[0-9]*: //p')
+# shellcheck disable=SC2086  # a word for each program
+cmake --build "$build" -j "$(nproc)" --target $programs ${bench:+bench_gpu} >"$build/build.log" 2>&1 || { tail -n 40 "$build/build.log" >&2; exit 1; }
 
 failed=0
 skipped=
 printf '%-36s %8s %8s\n' test result seconds
-for program in $(cd "$build" && ctest -N -L "^$label" | sed -n 's/^ *Test *#[0-9]*: //p'); do
+for program in $programs; do
   started=$SECONDS
   if "$build/tests/$program" >"$build/$program.log" 2>&1; then
     result=ok
@@ -50,7 +52,7 @@ for program in $(cd "$build" && ctest -N -L "^$label" | sed -n 's/^ *Test *#[0-9
   if [ -n "$memcheck" ] && [ "$result" = ok ] && [[ $program != gpu_emulat* ]]; then
     for tool in memcheck racecheck; do
       if ! command -v compute-sanitizer >/dev/null; then echo "compute-sanitizer is not here: $tool not run"; continue; fi
-      if compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/tests/$program" >"$build/$program.$tool.log" 2>&1; then
+      if compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 1 "$build/tests/$program" >"$build/$program.$tool.log" 2>&1; then
         printf '%-36s %8s\n' "  $tool" ok
       else
         printf '%-36s %8s\n' "  $tool" FAILED; failed=1; tail -n 20 "$build/$program.$tool.log" >&2

@@ -1,9 +1,8 @@
-"""Prefill and steps with arrays on a GPU: a real daemon and the installed libraries, on the emulation of the device.
+"""Prefill, loads and steps with arrays on a GPU: a real daemon and the built client library.
 
-Usage: gpu_test.py BUILD LIBRARY
+Usage: gpu_test.py BUILD LIBRARY, a libpqcached_gpu on a machine with a GPU and torch, or the emulation of the device.
 """
 
-import ctypes
 import dataclasses
 import sys
 import unittest
@@ -15,56 +14,23 @@ LIBRARY = sys.argv.pop(2)
 from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group  # noqa: E402
 
 import pqcached  # noqa: E402
-from pqcached._arrays import _DLTensor  # noqa: E402
+from device import open_device  # noqa: E402
 from pqcached._load import layer_targets  # noqa: E402
+from skip import skip_unless  # noqa: E402
 
 LAYERS = (0, 1, 2)
 TOKENS, SINK, WINDOW = 500, 4, 16
 
-emulation = ctypes.CDLL(LIBRARY)
-emulation.pqcached_emulated_allocate.restype = ctypes.c_void_p
-emulation.pqcached_emulated_allocate.argtypes = [ctypes.c_size_t]
-emulation.pqcached_emulated_free.argtypes = [ctypes.c_void_p]
-emulation.pqcached_emulated_free.restype = None
-emulation.pqcached_emulated_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-emulation.pqcached_emulated_copy.restype = None
-emulation.pqcached_emulated_stream.restype = ctypes.c_void_p
-
-new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+device, why_not = open_device(LIBRARY)
+DeviceArray = device and device.array
 
 
-class DeviceArray:
-    """What torch and cupy have, as far as DLPack tells: an array in the device's memory."""
-
-    KINDS = {"f": 2, "u": 1, "i": 0}
-
-    def __init__(self, array):
-        array = np.ascontiguousarray(array)
-        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
-        self.address = emulation.pqcached_emulated_allocate(array.nbytes)
-        emulation.pqcached_emulated_copy(self.address, array.ctypes.data, array.nbytes)
-        self._shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-        self._managed = _DLTensor(data=self.address, device_type=2, ndim=array.ndim, code=self.KINDS[array.dtype.kind],
-                                  bits=8 * array.dtype.itemsize, lanes=1, shape=self._shape)
-
-    def __del__(self):
-        emulation.pqcached_emulated_free(self.address)
-
-    def __dlpack__(self, stream=None):
-        return new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
-
-    def numpy(self):
-        array = np.empty(self.shape, self.dtype)
-        emulation.pqcached_emulated_copy(array.ctypes.data, self.address, self.nbytes)
-        return array
-
-
+@skip_unless("gpu", device, why_not)
 class GpuTest(DaemonTest):
     def test_prefill_and_steps_are_attention_over_what_is_selected(self):
         layers = [Layer(TOKENS + 8, seed) for seed in LAYERS]
         cache = self.cache(LAYERS)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         with cache.create_sequence() as sequence, cache.open_gpu(
                 2048, selected_capacity=512, cache_tokens=256, gpu_library_path=LIBRARY) as gpu:
             for number, layer in enumerate(layers):
@@ -101,7 +67,7 @@ class GpuTest(DaemonTest):
 
     def test_pages_are_those_of_the_cpu(self):
         layer = Layer(TOKENS + 1)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         cache = self.cache(LAYERS)
         with cache.create_sequence() as sequence, cache.open_gpu(
                 2048, selected_capacity=512, gpu_library_path=LIBRARY) as gpu:
@@ -130,7 +96,7 @@ class GpuTest(DaemonTest):
     def test_stored_rows_are_loaded_to_the_device(self):
         layers = [Layer(TOKENS, seed) for seed in LAYERS]
         cache = self.cache(LAYERS)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         key_dim = layers[0].keys.shape[2]
 
         def empty(tokens):
@@ -162,7 +128,7 @@ class GpuTest(DaemonTest):
 
     def test_complete_attention_needs_no_rows_at_the_end(self):
         layer = Layer(TOKENS + 3)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         cache = self.cache(LAYERS)
         with cache.create_sequence() as sequence, cache.open_gpu(
                 2048, selected_capacity=512, gpu_library_path=LIBRARY) as gpu:
@@ -192,7 +158,7 @@ class GpuTest(DaemonTest):
 
     def test_positions_of_an_indexer_on_the_device_are_attended_to(self):
         layer = Layer(TOKENS + 1)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         cache = self.cache(LAYERS)
         with cache.create_sequence() as sequence, cache.open_gpu(
                 2048, selected_capacity=512, cache_tokens=256, gpu_library_path=LIBRARY) as gpu:
@@ -239,7 +205,7 @@ class GpuTest(DaemonTest):
     def test_query_tokens_select_for_themselves(self):
         layer, other = Layer(TOKENS + 2), Layer(TOKENS + 2)
         other.queries = -layer.queries
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         cache = self.cache(LAYERS)
         with cache.create_sequence() as sequence, cache.open_gpu(
                 2048, selected_capacity=512, query_length=2, gpu_library_path=LIBRARY) as gpu:
@@ -266,7 +232,7 @@ class GpuTest(DaemonTest):
 
     def test_layers_without_an_index_attend_to_all_candidates_or_to_none(self):
         layer = Layer(TOKENS + 1)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         groups = [group([0]), dataclasses.replace(group([1]), kind=pqcached.LayerKind.FULL),
                   dataclasses.replace(group([2]), kind=pqcached.LayerKind.WINDOW, window_tokens=8)]
         with self.client.open_cache("kinds", model_fingerprint="kinds", groups=groups, capacity_bytes=16 << 20) as cache:
@@ -290,7 +256,7 @@ class GpuTest(DaemonTest):
 
     def test_merges_on_the_device_are_those_of_the_host(self):
         random = np.random.default_rng(5)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         with self.cache(LAYERS).open_gpu(2048, gpu_library_path=LIBRARY) as gpu:
             for dtype, sinks in ((np.float32, None), (np.float16, random.normal(size=6).astype(np.float32))):
                 output_a, output_b = (random.normal(size=(3, 6, 40)).astype(dtype) for _ in range(2))
@@ -317,7 +283,7 @@ class GpuTest(DaemonTest):
         with self.fails(pqcached.FailedPrecondition, "no device support"):
             cache.open_gpu(2048, gpu_library_path="/nonexistent/libpqcached_gpu.so")
         layer = Layer(TOKENS)
-        stream = emulation.pqcached_emulated_stream()
+        stream = device.stream()
         with cache.create_sequence() as sequence, cache.open_gpu(2048, gpu_library_path=LIBRARY) as gpu:
             keys, values = DeviceArray(layer.keys), DeviceArray(layer.values)
             with self.fails(pqcached.InvalidArgument, "keys.device"):

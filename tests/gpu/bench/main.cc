@@ -73,8 +73,9 @@ int Main(int argc, char** argv) {
     }
     return report.Finish();
   }
-  std::printf("%s, %u multiprocessors\n", bench.device.name.c_str(),
-              bench.device.multiprocessor_count);
+  std::printf("%s, %u multiprocessors, reads the pool %s\n", bench.device.name.c_str(),
+              bench.device.multiprocessor_count,
+              bench.device.registers_read_only ? "in place" : "through the host only");
   Check(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking), "creating a stream");
   for (const Section& section : sections) Run(section, bench, report);
   Check(cudaStreamDestroy(bench.stream), "destroying the stream");

@@ -1,14 +1,14 @@
 // Partial attention.
 //
 // A thread block computes one part (split) of the rows of one lane for up to kHeads of the lane's L
-// * G heads. Rows are loaded into shared memory in tiles, 16 bytes per thread. There a thread
-// scores one row for some heads, and later accumulates one value dimension for all heads; only the
-// softmax needs reductions over the threads of a warp. Rows in the tile are padded by 16 bytes, so
-// that 32 rows are read without bank conflicts.
+// * G heads. Rows are loaded into shared memory in tiles, 16 bytes per thread; the loads of the next
+// tile are under way during the work on the current one. There a thread scores one row for some
+// heads, and later accumulates one value dimension for all heads; only the softmax needs reductions
+// over the threads of a warp. Rows in the tile are padded by 16 bytes, so that 32 rows are read
+// without bank conflicts.
 //
 // Speed: rows in host memory are read once, because all heads of a lane (up to kHeads) share a
-// block. The loads of the next tile do not yet overlap the work on the current one, and products do
-// not use tensor cores; measurements have to decide about both.
+// block. Products do not use tensor cores.
 #include "kernels/cuda/attend.h"
 
 #include "kernels/cuda/elements.cuh"
@@ -24,6 +24,8 @@ constexpr uint32_t kDimsPerThread = kMaxDim / kThreads;
 constexpr uint32_t kMaxHeads = 64;  // L * G
 constexpr uint32_t kMaxQueryLength = 8;
 constexpr uint32_t kTileRows = 32;
+constexpr uint32_t kLoads = 8;  // of 16 bytes, of a thread for a tile
+constexpr uint32_t kMaxTileWords = kLoads * kThreads;
 constexpr uint32_t kSharedBudget = 48 << 10;
 constexpr uint32_t kMaxSplits = 1024;
 constexpr uint32_t kMaxLanes = 65535;
@@ -39,10 +41,16 @@ struct AttendPlan {
   float* lses;              // [split, lane, head]
 };
 
+template <uint32_t kHeads>
+struct alignas(16) HeadFloats {
+  float of[kHeads];
+};
+using FourFloats = HeadFloats<4>;
+
 // State per head: the weights of the tile's rows, then the factor that rescales the running sums.
 template <uint32_t kHeads>
 struct AttendShared {
-  float weights[kHeads][kTileRows];
+  HeadFloats<kHeads> weights[kTileRows];
   float rescale[kHeads];
   float maxima[kHeads];
   float sums[kHeads];
@@ -76,7 +84,14 @@ class AttendBlock {
             reinterpret_cast<float*>(reinterpret_cast<std::byte*>(&shared_) + plan.query_begin)),
         lane_(blockIdx.y),
         first_head_(blockIdx.z * kHeads),
-        head_count_(Smaller(kHeads, plan.head_count - first_head_)) {}
+        head_count_(Smaller(kHeads, plan.head_count - first_head_)) {
+    const uint32_t words = plan.tile_row_words - 1;
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      const uint32_t index = threadIdx.x + i * kThreads;
+      places_[i] = {static_cast<uint16_t>(index / words), static_cast<uint16_t>(index % words)};
+    }
+  }
 
   __device__ void Run() {
     const uint32_t row_count = args_.row_counts[lane_];
@@ -85,11 +100,14 @@ class AttendBlock {
     const uint32_t begin = Smaller(row_count, blockIdx.x * rows_per_split);
     const uint32_t end = Smaller(row_count, begin + rows_per_split);
     Begin();
+    LoadWords(begin, Smaller(plan_.tile_rows, end - begin));
     for (uint32_t first = begin; first < end; first += plan_.tile_rows) {
       const uint32_t count = Smaller(plan_.tile_rows, end - first);
+      const uint32_t next = first + count;
       __syncthreads();
-      LoadTile(first, count);
+      StoreWords(count);
       __syncthreads();
+      LoadWords(next, Smaller(plan_.tile_rows, end - next));
       ScoreTile(first, count);
       __syncthreads();
       WeighTile(count);
@@ -116,14 +134,21 @@ class AttendBlock {
     }
   }
 
-  __device__ void LoadTile(uint32_t first, uint32_t count) {
-    const uint32_t words = plan_.tile_row_words - 1;
+  // Loads this thread's words of the tile that begins with row `first` of the lane.
+  __device__ void LoadWords(uint32_t first, uint32_t count) {
     const std::byte* const* addresses = args_.addresses + lane_ * args_.address_stride + first;
-    for (uint32_t i = threadIdx.x; i < count * words; i += kThreads) {
-      const uint32_t row = i / words;
-      const uint32_t word = i % words;
-      tile_[row * plan_.tile_row_words + word] =
-          reinterpret_cast<const uint4*>(addresses[row])[word];
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      if (places_[i].row >= count) continue;
+      words_[i] = reinterpret_cast<const uint4*>(addresses[places_[i].row])[places_[i].word];
+    }
+  }
+
+  __device__ void StoreWords(uint32_t count) {
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      if (places_[i].row >= count) continue;
+      tile_[places_[i].row * plan_.tile_row_words + places_[i].word] = words_[i];
     }
   }
 
@@ -144,16 +169,19 @@ class AttendBlock {
     const uint4* key = tile_ + row * plan_.tile_row_words;
     constexpr uint32_t kPerWord = Vector16<kDType>::kCount;
     for (uint32_t head = WarpIndex(); head < head_count_; head += kWarps) {
-      const float* query = queries_ + head * args_.shape.key_dim;
+      const auto* query =
+          reinterpret_cast<const FourFloats*>(queries_ + head * args_.shape.key_dim);
       float sum = 0.0f;
       for (uint32_t word = 0; word < args_.shape.key_dim / kPerWord; ++word) {
         const Vector16<kDType> part(key[word]);
         PQC_UNROLL
-        for (uint32_t i = 0; i < kPerWord; ++i) {
-          sum += query[word * kPerWord + i] * part.values[i];
+        for (uint32_t i = 0; i < kPerWord; i += 4) {
+          const FourFloats four = query[(word * kPerWord + i) / 4];
+          PQC_UNROLL
+          for (uint32_t j = 0; j < 4; ++j) sum += four.of[j] * part.values[i + j];
         }
       }
-      shared_.weights[head][row] = Attends(head, first + row) ? ToLogit(args_, sum) : -INFINITY;
+      shared_.weights[row].of[head] = Attends(head, first + row) ? ToLogit(args_, sum) : -INFINITY;
     }
   }
 
@@ -162,12 +190,13 @@ class AttendBlock {
   __device__ void WeighTile(uint32_t count) {
     for (uint32_t head = WarpIndex(); head < head_count_; head += kWarps) {
       const uint32_t row = LaneIndex();
-      const float logit = row < count ? shared_.weights[head][row] : -INFINITY;
+      const float logit = row < count ? shared_.weights[row].of[head] : -INFINITY;
       const float before = shared_.maxima[head];
       const float largest = Larger(before, WarpMax(logit));
       const float weight = logit == -INFINITY ? 0.0f : expf(logit - largest);
       const float sum = WarpSum(weight);
-      if (row < count) shared_.weights[head][row] = weight;
+      if (row < count) shared_.weights[row].of[head] = weight;
+      __syncwarp();  // every thread has read the maximum
       if (row == 0) {
         const float rescale = before == -INFINITY ? 0.0f : expf(before - largest);
         shared_.rescale[head] = rescale;
@@ -190,9 +219,10 @@ class AttendBlock {
         const float value = LoadFloat(
             kDType, reinterpret_cast<const std::byte*>(tile_ + row * plan_.tile_row_words),
             args_.shape.key_dim + dim);
+        const HeadFloats<kHeads> weights = shared_.weights[row];
         PQC_UNROLL
         for (uint32_t head = 0; head < kHeads; ++head) {
-          if (head < head_count_) values_[head][i] += shared_.weights[head][row] * value;
+          if (head < head_count_) values_[head][i] += weights.of[head] * value;
         }
       }
     }
@@ -230,6 +260,11 @@ class AttendBlock {
   uint32_t first_head_;
   uint32_t head_count_;
   float values_[kHeads][kDimsPerThread];
+  struct {
+    uint16_t row;
+    uint16_t word;
+  } places_[kLoads];     // of this thread's words in a tile
+  uint4 words_[kLoads];  // of the next tile
 };
 
 template <DType kDType, uint32_t kHeads>
@@ -301,7 +336,8 @@ KernelStatus LaunchAttend(const AttendArgs& args, AttendPlan plan, Stream stream
   const uint32_t query_bytes =
       Smaller(kHeads, plan.head_count) * shape.key_dim * static_cast<uint32_t>(sizeof(float));
   const uint32_t tile_budget = kSharedBudget - TileBegin<kHeads>() - query_bytes;
-  plan.tile_rows = Smaller(kTileRows, tile_budget / (plan.tile_row_words * 16));
+  plan.tile_rows =
+      Smaller(Smaller(kTileRows, kMaxTileWords / words), tile_budget / (plan.tile_row_words * 16));
   plan.query_begin = TileBegin<kHeads>() + plan.tile_rows * plan.tile_row_words * 16;
   const dim3 blocks(shape.split_count, shape.lane_capacity,
                     (plan.head_count + kHeads - 1) / kHeads);

@@ -16,8 +16,10 @@
 // Placed before loops over arrays that should be kept in registers.
 #if defined(PQCACHED_CUDA_EMULATION)
 #define PQC_UNROLL
+#define PQC_UNROLL_4
 #else
 #define PQC_UNROLL _Pragma("unroll")
+#define PQC_UNROLL_4 _Pragma("unroll 4")
 #endif
 
 namespace pqcached::kernels::cuda {

@@ -1,29 +1,34 @@
 // PqSelect for geometries with cells.
 //
-// Speed: codes are read three times (to count tokens per cell, to count selected slots, to emit
-// positions), 16 slots per load. Caching the cell counts of sealed segments, and one chained scan
-// over chunks instead of the last two passes, would leave one read; measurements have to decide.
+// Speed: codes are read twice, to count tokens per cell and to classify slots, 16 slots per load.
+// The classes of slots, 2 bits each, are kept for the last step.
 #include "kernels/cuda/select/select.h"
 #include "kernels/cuda/select/select_common.cuh"
+#include "kernels/cuda/select/table_logits.cuh"
 #include "kernels/cuda/select/value_select.cuh"
 
 namespace pqcached::kernels::cuda {
 namespace {
 
-constexpr uint32_t kSelectCellsThreads = 512;
+constexpr uint32_t kSelectCellsThreads = 1024;
 constexpr uint32_t kSelectCellsWarps = kSelectCellsThreads / kWarpThreads;
 constexpr uint32_t kMaxCells = 1u << kMaxCellBits;
+constexpr uint32_t kMaxCellEntries = 256;  // m * 2^b where cells are defined
+constexpr uint32_t kCellsPerWord = 16;
+constexpr uint32_t kNoTable = 0xFFFFFFFFu;
 
-constexpr uint32_t MemberWords(uint32_t cell_count) { return (cell_count + 31) / 32; }
+constexpr uint32_t ClassWords(uint32_t cell_count) {
+  return (cell_count + kCellsPerWord - 1) / kCellsPerWord;
+}
 
 // Scratch arrays over cells have the shape [table, cell].
 struct CellScratch {
   uint32_t* tokens;
   float* values;
   uint32_t* keys;
-  uint32_t* members;  // [table, 2, MemberWords]: a bit per cell above, then at the threshold
-  LaneThreshold* thresholds;   // [lane]
-  SelectedSlotCounts* counts;  // [chunk]
+  uint32_t* cell_classes;     // [table, ClassWords]: 2 bits per cell, above and at the threshold
+  LaneThreshold* thresholds;  // [lane]
+  ClassScratch classes;
 };
 
 size_t CellTokensBytes(const PqSelectShape& shape) {
@@ -31,10 +36,10 @@ size_t CellTokensBytes(const PqSelectShape& shape) {
 }
 
 size_t CellScratchBytes(const PqSelectShape& shape) {
-  const size_t words = size_t{shape.table_capacity} * 2 * MemberWords(CellCount(shape.geometry));
+  const size_t words = size_t{shape.table_capacity} * ClassWords(CellCount(shape.geometry));
   return 3 * CellTokensBytes(shape) + ScratchPart(words * sizeof(uint32_t)) +
          ScratchPart(shape.lane_capacity * sizeof(LaneThreshold)) +
-         ScratchPart(shape.chunk_capacity * sizeof(SelectedSlotCounts));
+         ClassScratchBytes(shape.chunk_capacity);
 }
 
 CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
@@ -44,10 +49,10 @@ CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
   cut.tokens = parts.Take<uint32_t>(cells);
   cut.values = parts.Take<float>(cells);
   cut.keys = parts.Take<uint32_t>(cells);
-  cut.members = parts.Take<uint32_t>(size_t{shape.table_capacity} * 2 *
-                                     MemberWords(CellCount(shape.geometry)));
+  cut.cell_classes =
+      parts.Take<uint32_t>(size_t{shape.table_capacity} * ClassWords(CellCount(shape.geometry)));
   cut.thresholds = parts.Take<LaneThreshold>(shape.lane_capacity);
-  cut.counts = parts.Take<SelectedSlotCounts>(shape.chunk_capacity);
+  cut.classes = CutClassScratch(parts, shape.chunk_capacity);
   return cut;
 }
 
@@ -75,30 +80,46 @@ struct CountShared {
   uint32_t tokens[kMaxCells];
 };
 
+// Adds the counts of a run of chunks to those of their tables.
 __global__ void CountCellsKernel(PqSelectArgs args, CellScratch scratch) {
-  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
-  if (chunk.lane == kNoLane) return;
   auto& shared = Shared<CountShared>();
   const uint32_t cell_count = CellCount(args.geometry);
-  for (uint32_t i = threadIdx.x; i < cell_count; i += kChunkThreads) shared.tokens[i] = 0;
-  __syncthreads();
-  const ThreadSlots slots = SlotsOfThread(chunk);
-  uint32_t cells[kSlotsPerThread];
-  LoadCells(chunk, args.geometry, slots, cells);
-  PQC_UNROLL
-  for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
-    if (i < slots.count) atomicAdd(&shared.tokens[cells[i]], 1u);
+  uint32_t table = kNoTable;
+  const auto end_table = [&] {
+    if (table == kNoTable) return;
+    __syncthreads();
+    uint32_t* const tokens = scratch.tokens + size_t{table} * cell_count;
+    for (uint32_t i = threadIdx.x; i < cell_count; i += kChunkThreads) {
+      if (shared.tokens[i] > 0) atomicAdd(&tokens[i], shared.tokens[i]);
+    }
+    __syncthreads();
+  };
+  const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
+  for (uint32_t chunk_index = run.begin; chunk_index < run.end; ++chunk_index) {
+    const SelectChunk chunk = args.candidates.chunks[chunk_index];
+    if (chunk.lane == kNoLane) continue;
+    const ThreadSlots slots = SlotsOfThread(chunk);
+    uint32_t cells[kSlotsPerThread];
+    LoadCells(chunk, args.geometry, slots, cells);
+    if (chunk.table != table) {
+      end_table();
+      table = chunk.table;
+      for (uint32_t i = threadIdx.x; i < cell_count; i += kChunkThreads) shared.tokens[i] = 0;
+      __syncthreads();
+    }
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      if (i < slots.count) atomicAdd(&shared.tokens[cells[i]], 1u);
+    }
   }
-  __syncthreads();
-  uint32_t* const tokens = scratch.tokens + size_t{chunk.table} * cell_count;
-  for (uint32_t i = threadIdx.x; i < cell_count; i += kChunkThreads) {
-    if (shared.tokens[i] > 0) atomicAdd(&tokens[i], shared.tokens[i]);
-  }
+  end_table();
 }
 
 struct SelectCellsShared {
-  float floats[kSelectCellsWarps];
-  double doubles[kSelectCellsWarps];
+  HeadFloats<kHeadsAtOnce> table[kMaxCellEntries];
+  float maxima[kHeadsAtOnce][kSelectCellsWarps];
+  double sums[kHeadsAtOnce][kSelectCellsWarps];
+  HeadNormaliser normalisers[kHeadsAtOnce];
   uint32_t words[kSelectCellsWarps];
   RadixShared radix;
 };
@@ -109,7 +130,10 @@ class LaneCellSelector {
  public:
   __device__ LaneCellSelector(const PqSelectArgs& args, const CellScratch& scratch,
                               const SelectLane& lane)
-      : args_(args), lane_(lane), cells_per_table_(CellCount(args.geometry)) {
+      : args_(args),
+        lane_(lane),
+        head_count_(args.rule == GroupRule::kMeanLogit ? 1 : args.group_size),
+        cells_per_table_(CellCount(args.geometry)) {
     const size_t first = size_t{lane.table_begin} * cells_per_table_;
     cell_count_ = (lane.table_end - lane.table_begin) * cells_per_table_;
     tokens_ = scratch.tokens + first;
@@ -125,64 +149,124 @@ class LaneCellSelector {
     const uint32_t k = Smaller(lane_.k, token_count);
     *selected_count = k;
     if (k == 0) return {kNoKey, 0};
-    FindValues();
-    return FindThreshold(k);
-  }
-
- private:
-  __device__ float Logit(uint32_t head, uint32_t cell) const {
-    const TableView tables = TablesOf(args_.tables, lane_.table_begin + cell / cells_per_table_,
-                                      args_.geometry, args_.group_size, args_.rule);
-    const uint32_t bits = args_.geometry.bits;
-    const uint32_t codes = cell % cells_per_table_;
-    if (args_.geometry.subspace_count == 1) return tables.Entry(head, codes);
-    return tables.Entry(head, codes >> bits) +
-           tables.Entry(head, (1u << bits) + (codes & ((1u << bits) - 1)));
-  }
-
-  __device__ HeadNormaliser Normalise(uint32_t head) const {
-    auto& shared = Shared<SelectCellsShared>();
-    float max = -kLogitLimit;
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
-      if (tokens_[i] > 0) max = Larger(max, Logit(head, i));
+    for (uint32_t first = 0; first < head_count_; first += kHeadsAtOnce) {
+      if (ReadsNormalisers(args_.rule, head_count_)) Normalise(first);
+      AddValues(first);
     }
-    max = BlockMax(max, shared.floats);
-    double sum = 0.0;
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
-      if (tokens_[i] == 0) continue;
-      const float exponent = Logit(head, i) - max;
-      if (exponent >= kMinExponent) sum += double{expf(exponent)} * tokens_[i];
-    }
-    sum = BlockSum(sum, shared.doubles);
-    return {max, static_cast<float>(1.0 / sum), static_cast<float>(log(sum))};
-  }
-
-  __device__ void FindValues() {
-    const bool summed = args_.rule == GroupRule::kMeanLogit;
-    const uint32_t head_count = summed ? 1 : args_.group_size;
-    for (uint32_t head = 0; head < head_count; ++head) {
-      HeadNormaliser normaliser = {0.0f, 1.0f, 0.0f};
-      if (ReadsNormalisers(args_.rule, head_count)) normaliser = Normalise(head);
-      for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
-        if (tokens_[i] == 0) continue;
-        const float before = head == 0 ? 0.0f : values_[i];
-        values_[i] = AddToValue(args_.rule, head_count, head, before, Logit(head, i), normaliser);
-      }
-    }
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
-      keys_[i] = tokens_[i] > 0 ? OrderedKey(values_[i]) : 0;
-    }
-  }
-
-  __device__ LaneThreshold FindThreshold(uint32_t k) {
-    auto& shared = Shared<SelectCellsShared>();
+    __syncthreads();
     return FindKthKey(
         cell_count_, k, [this](uint32_t cell) { return keys_[cell]; },
         [this](uint32_t cell) { return tokens_[cell]; }, shared.radix, shared.words);
   }
 
+ private:
+  // Loads the entries of heads first_head, first_head + 1, ... of one of the lane's tables.
+  __device__ void LoadTable(uint32_t table, uint32_t first_head) const {
+    auto& shared = Shared<SelectCellsShared>();
+    const TableView view = TablesOf(args_.tables, lane_.table_begin + table, args_.geometry,
+                                    args_.group_size, args_.rule);
+    __syncthreads();  // the entries before have been read
+    for (uint32_t i = threadIdx.x; i < view.entry_count * kHeadsAtOnce; i += kSelectCellsThreads) {
+      const uint32_t head = i / view.entry_count;
+      const uint32_t entry = i % view.entry_count;
+      shared.table[entry].of[head] =
+          first_head + head < view.head_count ? view.Entry(first_head + head, entry) : 0.0f;
+    }
+    __syncthreads();
+  }
+
+  __device__ HeadFloats<kHeadsAtOnce> Logits(uint32_t cell) const {
+    const auto& table = Shared<SelectCellsShared>().table;
+    const uint32_t bits = args_.geometry.bits;
+    if (args_.geometry.subspace_count == 1) return table[cell];
+    HeadFloats<kHeadsAtOnce> sums = table[cell >> bits];
+    const HeadFloats<kHeadsAtOnce> second = table[(1u << bits) + (cell & ((1u << bits) - 1))];
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeadsAtOnce; ++head) sums.of[head] += second.of[head];
+    return sums;
+  }
+
+  // Calls visit(cell, tokens, logits) for the cells of this thread, also for those without tokens.
+  template <typename Visit>
+  __device__ void VisitCells(uint32_t first_head, const Visit& visit) const {
+    for (uint32_t first = 0; first < cell_count_; first += cells_per_table_) {
+      LoadTable(first / cells_per_table_, first_head);
+      PQC_UNROLL_4
+      for (uint32_t cell = threadIdx.x; cell < cells_per_table_; cell += kSelectCellsThreads) {
+        visit(first + cell, tokens_[first + cell], Logits(cell));
+      }
+    }
+  }
+
+  __device__ void Normalise(uint32_t first_head) const {
+    auto& shared = Shared<SelectCellsShared>();
+    float max[kHeadsAtOnce];
+    for (float& of_head : max) of_head = -kLogitLimit;
+    VisitCells(first_head, [&](uint32_t, uint32_t tokens, const HeadFloats<kHeadsAtOnce>& logits) {
+      PQC_UNROLL
+      for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+        if (tokens > 0) max[head] = Larger(max[head], logits.of[head]);
+      }
+    });
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+      max[head] = WarpMax(max[head]);
+      if (LaneIndex() == 0) shared.maxima[head][WarpIndex()] = max[head];
+    }
+    __syncthreads();
+    double sum[kHeadsAtOnce] = {};
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+      max[head] = WarpMax(shared.maxima[head][LaneIndex()]);
+    }
+    VisitCells(first_head, [&](uint32_t, uint32_t tokens, const HeadFloats<kHeadsAtOnce>& logits) {
+      PQC_UNROLL
+      for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+        const float exponent = logits.of[head] - max[head];
+        if (tokens > 0 && exponent >= kMinExponent) sum[head] += double{expf(exponent)} * tokens;
+      }
+    });
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+      sum[head] = WarpSum(sum[head]);
+      if (LaneIndex() == 0) shared.sums[head][WarpIndex()] = sum[head];
+    }
+    __syncthreads();
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+      if (WarpIndex() != head) continue;
+      const double total = WarpSum(shared.sums[head][LaneIndex()]);
+      if (LaneIndex() != 0) continue;
+      shared.normalisers[head] = {max[head], static_cast<float>(1.0 / total),
+                                  static_cast<float>(log(total))};
+    }
+    __syncthreads();
+  }
+
+  // Adds these heads to the values of the cells, and computes their keys after the last head.
+  __device__ void AddValues(uint32_t first_head) const {
+    const auto& normalisers = Shared<SelectCellsShared>().normalisers;
+    const bool has_more = first_head + kHeadsAtOnce < head_count_;
+    VisitCells(first_head,
+               [&](uint32_t cell, uint32_t tokens, const HeadFloats<kHeadsAtOnce>& logits) {
+                 float value = first_head > 0 ? values_[cell] : 0.0f;
+                 PQC_UNROLL
+                 for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+                   if (first_head + head >= head_count_) break;
+                   value = AddToValue(args_.rule, head_count_, first_head + head, value,
+                                      logits.of[head], normalisers[head]);
+                 }
+                 if (has_more) {
+                   values_[cell] = value;
+                 } else {
+                   keys_[cell] = tokens > 0 ? OrderedKey(value) : 0;
+                 }
+               });
+  }
+
   const PqSelectArgs& args_;
   const SelectLane& lane_;
+  uint32_t head_count_;
   uint32_t cells_per_table_;
   uint32_t cell_count_;
   uint32_t* tokens_;
@@ -190,28 +274,32 @@ class LaneCellSelector {
   uint32_t* keys_;
 };
 
-// Writes the bits of the cells above and at the threshold, one warp per word.
-__device__ void WriteMembers(const PqSelectArgs& args, const CellScratch& scratch,
-                             const SelectLane& lane, LaneThreshold threshold) {
+// Writes the classes of a lane's cells: 1 above the threshold, 2 at it.
+__device__ void WriteCellClasses(const PqSelectArgs& args, const CellScratch& scratch,
+                                 const SelectLane& lane, LaneThreshold threshold) {
   const uint32_t cells_per_table = CellCount(args.geometry);
-  const uint32_t words = MemberWords(cells_per_table);
-  for (uint32_t table = lane.table_begin; table < lane.table_end; ++table) {
-    const uint32_t* keys = scratch.keys + size_t{table} * cells_per_table;
-    uint32_t* members = scratch.members + size_t{table} * 2 * words;
-    for (uint32_t word = WarpIndex(); word < words; word += kSelectCellsWarps) {
-      const uint32_t cell = word * 32 + LaneIndex();
-      const uint32_t key = cell < cells_per_table && threshold.key != kNoKey ? keys[cell] : 0;
-      const uint32_t above = __ballot_sync(kAllLanes, key > threshold.key);
-      const uint32_t equal = __ballot_sync(kAllLanes, key == threshold.key);
-      if (LaneIndex() == 0) {
-        members[word] = above;
-        members[words + word] = equal;
-      }
+  const uint32_t words = ClassWords(cells_per_table);
+  const uint32_t word_count = (lane.table_end - lane.table_begin) * words;
+  for (uint32_t i = threadIdx.x; i < word_count; i += kSelectCellsThreads) {
+    const uint32_t table = lane.table_begin + i / words;
+    const uint32_t word = i % words;
+    const uint32_t* keys =
+        scratch.keys + size_t{table} * cells_per_table + size_t{word} * kCellsPerWord;
+    uint32_t classes = 0;
+    PQC_UNROLL
+    for (uint32_t cell = 0; cell < kCellsPerWord; ++cell) {
+      if (threshold.key == kNoKey) break;
+      classes |= (keys[cell] > threshold.key    ? 1u
+                  : keys[cell] == threshold.key ? 2u
+                                                : 0u)
+                 << 2 * cell;
     }
+    scratch.cell_classes[size_t{table} * words + word] = classes;
   }
 }
 
-__global__ void SelectCellsKernel(PqSelectArgs args, CellScratch scratch) {
+__global__ void __launch_bounds__(kSelectCellsThreads)
+    SelectCellsKernel(PqSelectArgs args, CellScratch scratch) {
   const SelectLane lane = args.candidates.lanes[blockIdx.x];
   uint32_t count = 0;
   LaneThreshold threshold = {kNoKey, 0};
@@ -219,7 +307,7 @@ __global__ void SelectCellsKernel(PqSelectArgs args, CellScratch scratch) {
     LaneCellSelector settler(args, scratch, lane);
     threshold = settler.Settle(&count);
     __syncthreads();
-    WriteMembers(args, scratch, lane, threshold);
+    WriteCellClasses(args, scratch, lane, threshold);
   }
   if (threadIdx.x == 0) {
     scratch.thresholds[blockIdx.x] = threshold;
@@ -227,45 +315,48 @@ __global__ void SelectCellsKernel(PqSelectArgs args, CellScratch scratch) {
   }
 }
 
-struct MemberShared {
+struct ClassifyShared {
   uint32_t slots[kChunkWarps];
-  uint32_t members[2 * MemberWords(kMaxCells)];
+  uint32_t cell_classes[ClassWords(kMaxCells)];
 };
 
-__device__ SlotClasses ClassifyByCell(const PqSelectArgs& args, const CellScratch& scratch,
-                                      const SelectChunk& chunk) {
-  auto& shared = Shared<MemberShared>();
-  const uint32_t words = MemberWords(CellCount(args.geometry));
-  for (uint32_t i = threadIdx.x; i < 2 * words; i += kChunkThreads) {
-    shared.members[i] = scratch.members[size_t{chunk.table} * 2 * words + i];
+// Classifies the slots of a run of chunks by their cells.
+__global__ void ClassifyCellsKernel(PqSelectArgs args, CellScratch scratch) {
+  auto& shared = Shared<ClassifyShared>();
+  const uint32_t words = ClassWords(CellCount(args.geometry));
+  const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
+  uint32_t table = kNoTable;
+  for (uint32_t chunk_index = run.begin; chunk_index < run.end; ++chunk_index) {
+    const SelectChunk chunk = args.candidates.chunks[chunk_index];
+    if (chunk.lane == kNoLane) continue;
+    const ThreadSlots slots = SlotsOfThread(chunk);
+    uint32_t cells[kSlotsPerThread];
+    LoadCells(chunk, args.geometry, slots, cells);
+    if (chunk.table != table) {
+      table = chunk.table;
+      __syncthreads();  // the classes before have been read
+      for (uint32_t i = threadIdx.x; i < words; i += kChunkThreads) {
+        shared.cell_classes[i] = scratch.cell_classes[size_t{table} * words + i];
+      }
+      __syncthreads();
+    }
+    SlotClasses classes = {0, 0};
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      const uint32_t word = shared.cell_classes[cells[i] / kCellsPerWord];
+      const uint32_t of_cell = i < slots.count ? word >> 2 * (cells[i] % kCellsPerWord) : 0;
+      classes.above |= (of_cell & 1u) << i;
+      classes.equal |= (of_cell >> 1 & 1u) << i;
+    }
+    KeepClasses(classes, chunk_index, scratch.classes, shared.slots);
   }
-  __syncthreads();
-  const ThreadSlots slots = SlotsOfThread(chunk);
-  uint32_t cells[kSlotsPerThread];
-  LoadCells(chunk, args.geometry, slots, cells);
-  SlotClasses classes = {0, 0};
-  PQC_UNROLL
-  for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
-    if (i >= slots.count) break;
-    classes.above |= (shared.members[cells[i] / 32] >> cells[i] % 32 & 1u) << i;
-    classes.equal |= (shared.members[words + cells[i] / 32] >> cells[i] % 32 & 1u) << i;
-  }
-  return classes;
 }
 
-__global__ void CountMembersKernel(PqSelectArgs args, CellScratch scratch) {
+__global__ void EmitCellsKernel(PqSelectArgs args, CellScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
-  const SlotClasses classes = ClassifyByCell(args, scratch, chunk);
-  CountSelectedSlots(classes, &scratch.counts[blockIdx.x], Shared<MemberShared>().slots);
-}
-
-__global__ void EmitMembersKernel(PqSelectArgs args, CellScratch scratch) {
-  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
-  if (chunk.lane == kNoLane) return;
-  const SlotClasses classes = ClassifyByCell(args, scratch, chunk);
   EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], scratch.thresholds[chunk.lane],
-                    classes, scratch.counts, args.selection, Shared<MemberShared>().slots);
+                    scratch.classes, args.selection, Shared<ClassifyShared>().slots);
 }
 
 PqSelectShape ShapeOf(const PqSelectArgs& args) {
@@ -276,19 +367,23 @@ PqSelectShape ShapeOf(const PqSelectArgs& args) {
 KernelStatus SelectByCells(const PqSelectArgs& args, Stream stream) {
   const CellScratch scratch = CutCellScratch(ShapeOf(args), args.scratch);
   const dim3 chunks(args.candidates.chunk_capacity);
+  const dim3 runs(ChunkBlocks(args.candidates.chunk_capacity));
   const dim3 lanes(args.candidates.lane_capacity);
   KernelStatus status = Clear(scratch.tokens, CellTokensBytes(ShapeOf(args)), stream);
+  if (status.ok()) {
+    status =
+        Launch(CountCellsKernel, {runs, kChunkThreads, sizeof(CountShared)}, stream, args, scratch);
+  }
+  if (status.ok()) {
+    status = Launch(SelectCellsKernel, {lanes, kSelectCellsThreads, sizeof(SelectCellsShared)},
+                    stream, args, scratch);
+  }
+  if (status.ok()) {
+    status = Launch(ClassifyCellsKernel, {runs, kChunkThreads, sizeof(ClassifyShared)}, stream,
+                    args, scratch);
+  }
   if (!status.ok()) return status;
-  status =
-      Launch(CountCellsKernel, {chunks, kChunkThreads, sizeof(CountShared)}, stream, args, scratch);
-  if (!status.ok()) return status;
-  status = Launch(SelectCellsKernel, {lanes, kSelectCellsThreads, sizeof(SelectCellsShared)},
-                  stream, args, scratch);
-  if (!status.ok()) return status;
-  status = Launch(CountMembersKernel, {chunks, kChunkThreads, sizeof(MemberShared)}, stream, args,
-                  scratch);
-  if (!status.ok()) return status;
-  return Launch(EmitMembersKernel, {chunks, kChunkThreads, sizeof(MemberShared)}, stream, args,
+  return Launch(EmitCellsKernel, {chunks, kChunkThreads, sizeof(ClassifyShared)}, stream, args,
                 scratch);
 }
 

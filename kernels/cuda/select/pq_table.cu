@@ -6,11 +6,12 @@ namespace pqcached::kernels::cuda {
 namespace {
 
 constexpr uint32_t kThreads = 128;
+constexpr uint32_t kHeadsAtOnce = 4;
 constexpr uint32_t kMaxGroupSize = 64;
 constexpr uint32_t kMaxTasks = 65535;  // limit of a grid's second dimension
 
-// One thread computes one entry [subspace, code] for all heads: a centroid is read once and stays
-// in the cache for all heads. The queries of a group fit there too.
+// One thread computes one entry [subspace, code] for all heads, kHeadsAtOnce in one pass over the
+// centroid.
 __global__ void BuildTablesKernel(BuildTablesArgs args) {
   const TableTask task = args.tasks[blockIdx.y];
   const uint32_t entry_count = args.geometry.subspace_count << args.geometry.bits;
@@ -20,12 +21,23 @@ __global__ void BuildTablesKernel(BuildTablesArgs args) {
   const float* centroid = task.centroids + size_t{entry} * dim;
   const float* query = task.queries + (entry >> args.geometry.bits) * dim;
   float* out = args.tables + size_t{blockIdx.y} * args.group_size * entry_count + entry;
-  for (uint32_t head = 0; head < args.group_size; ++head) {
-    float sum = 0.0f;
-    for (uint32_t i = 0; i < dim; ++i) sum += query[i] * centroid[i];
-    *out = args.scale * sum;
-    query += args.geometry.key_dim;
-    out += entry_count;
+  for (uint32_t first = 0; first < args.group_size; first += kHeadsAtOnce) {
+    const uint32_t count = Smaller(kHeadsAtOnce, args.group_size - first);
+    float sums[kHeadsAtOnce] = {};
+    PQC_UNROLL_4
+    for (uint32_t i = 0; i < dim; ++i) {
+      const float of_centroid = centroid[i];
+      PQC_UNROLL
+      for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+        if (head < count) sums[head] += query[head * args.geometry.key_dim + i] * of_centroid;
+      }
+    }
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+      if (head < count) out[head * entry_count] = args.scale * sums[head];
+    }
+    query += kHeadsAtOnce * args.geometry.key_dim;
+    out += kHeadsAtOnce * entry_count;
   }
 }
 

@@ -1,8 +1,8 @@
 // Parts that all selections on the device share: values ordered as integers, loads of the codes of
 // 16 slots, and the last two steps, which count the chosen slots and write their positions.
 //
-// A block handles one chunk. A thread handles 16 consecutive slots of it, so that positions are
-// written in order.
+// A block handles a run of chunks, one after the other. A thread handles 16 consecutive slots of a
+// chunk, so that positions are written in order.
 #ifndef PQCACHED_KERNELS_CUDA_SELECT_SELECT_COMMON_CUH_
 #define PQCACHED_KERNELS_CUDA_SELECT_SELECT_COMMON_CUH_
 
@@ -17,6 +17,25 @@ inline constexpr uint32_t kChunkWarps = kChunkThreads / kWarpThreads;
 inline constexpr uint32_t kMaxSelectGroup = 64;
 inline constexpr uint32_t kMaxLanes = 65535;
 inline constexpr size_t kScratchAlignment = 256;
+
+// The chunks of one block: one as long as there are few, so that they spread over the device;
+// several where there are many, so that what a block prepares for a lane serves more tokens.
+struct ChunkRun {
+  uint32_t begin;
+  uint32_t end;
+};
+__host__ __device__ constexpr uint32_t ChunksPerBlock(uint32_t chunk_capacity) {
+  constexpr uint32_t kManyChunks = 4096;
+  constexpr uint32_t kMost = 16;
+  return Larger(1u, Smaller(kMost, chunk_capacity / kManyChunks));
+}
+constexpr uint32_t ChunkBlocks(uint32_t chunk_capacity) {
+  return (chunk_capacity + ChunksPerBlock(chunk_capacity) - 1) / ChunksPerBlock(chunk_capacity);
+}
+__device__ inline ChunkRun RunOfBlock(uint32_t chunk_capacity) {
+  const uint32_t count = ChunksPerBlock(chunk_capacity);
+  return {blockIdx.x * count, Smaller(chunk_capacity, (blockIdx.x + 1) * count)};
+}
 
 constexpr size_t ScratchPart(size_t bytes) {
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
@@ -149,6 +168,25 @@ struct RadixShared {
   uint32_t above;
 };
 
+// Adds weights to bins, with all threads of a warp. `in_groups`: one addition for each digit that
+// occurs in the warp, which is faster where few digits do (additions to one address wait for each
+// other).
+__device__ inline void AddToBins(uint32_t* bins, uint32_t digit, uint32_t weight, bool in_groups) {
+  if (!in_groups) {
+    if (weight > 0) atomicAdd(&bins[digit], weight);
+    return;
+  }
+  uint32_t left = __ballot_sync(kAllLanes, weight > 0);
+  while (left != 0) {
+    const int leader = __ffs(left) - 1;
+    const uint32_t digit_of = __shfl_sync(kAllLanes, digit, leader);
+    const bool is_same = weight > 0 && digit == digit_of;
+    const uint32_t sum = __reduce_add_sync(kAllLanes, is_same ? weight : 0u);
+    if (LaneIndex() == static_cast<uint32_t>(leader)) atomicAdd(&bins[digit_of], sum);
+    left &= ~__ballot_sync(kAllLanes, is_same);
+  }
+}
+
 // Finds the k-th largest key by radix select, from the highest digit down, with all threads of a
 // block of at least kDigitBins. Entry i has key(i) and counts weight(i) times. `slots` has one
 // entry per warp. REQUIRES: 1 <= k <= sum of the weights.
@@ -160,12 +198,12 @@ __device__ LaneThreshold FindKthKey(uint32_t count, uint32_t k, const Key& key,
   for (uint32_t shift = 24;; shift -= 8) {
     for (uint32_t i = threadIdx.x; i < kDigitBins; i += blockDim.x) shared.bins[i] = 0;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-      const uint32_t weight_of = weight(i);
-      if (weight_of == 0) continue;
-      const uint32_t key_of = key(i);
-      if (uint64_t{key_of} >> (shift + 8) != uint64_t{prefix} >> (shift + 8)) continue;
-      atomicAdd(&shared.bins[key_of >> shift & 255u], weight_of);
+    for (uint32_t first = 0; first < count; first += blockDim.x) {
+      const uint32_t i = first + threadIdx.x;
+      uint32_t weight_of = i < count ? weight(i) : 0;
+      const uint32_t key_of = weight_of > 0 ? key(i) : 0;
+      if (uint64_t{key_of} >> (shift + 8) != uint64_t{prefix} >> (shift + 8)) weight_of = 0;
+      AddToBins(shared.bins, key_of >> shift & 255u, weight_of, shift == 24);
     }
     __syncthreads();
     const uint32_t bin = kDigitBins - 1 - threadIdx.x;  // thread 0 takes the largest digit
@@ -189,19 +227,40 @@ struct SlotClasses {
   uint32_t equal;
 };
 
-// Counts the slots of a chunk above and at the threshold.
-__device__ inline void CountSelectedSlots(SlotClasses classes, SelectedSlotCounts* counts,
-                                          uint32_t* slots) {
-  const uint32_t above = BlockSum(static_cast<uint32_t>(__popc(classes.above)), slots);
-  const uint32_t equal = BlockSum(static_cast<uint32_t>(__popc(classes.equal)), slots);
-  if (threadIdx.x == 0) *counts = {above, equal};
+// What the last two steps share, for each chunk.
+struct ClassScratch {
+  SelectedSlotCounts* counts;  // [chunk]
+  uint32_t* classes;           // [chunk, kChunkThreads]: `above`, and `equal` in the high half
+};
+constexpr size_t ClassScratchBytes(size_t chunk_capacity) {
+  return ScratchPart(chunk_capacity * sizeof(SelectedSlotCounts)) +
+         ScratchPart(chunk_capacity * kChunkThreads * sizeof(uint32_t));
+}
+inline ClassScratch CutClassScratch(ScratchParts& parts, size_t chunk_capacity) {
+  ClassScratch cut;
+  cut.counts = parts.Take<SelectedSlotCounts>(chunk_capacity);
+  cut.classes = parts.Take<uint32_t>(chunk_capacity * kChunkThreads);
+  return cut;
 }
 
-// Writes the positions of a chunk after those of the lane's earlier chunks.
+// Keeps the classes of a chunk's slots, and counts them.
+__device__ inline void KeepClasses(SlotClasses classes, uint32_t chunk, const ClassScratch& scratch,
+                                   uint32_t* slots) {
+  scratch.classes[size_t{chunk} * kChunkThreads + threadIdx.x] =
+      classes.above | classes.equal << kSlotsPerThread;
+  const uint32_t above = BlockSum(static_cast<uint32_t>(__popc(classes.above)), slots);
+  const uint32_t equal = BlockSum(static_cast<uint32_t>(__popc(classes.equal)), slots);
+  if (threadIdx.x == 0) scratch.counts[chunk] = {above, equal};
+}
+
+// Writes the positions of the block's chunk after those of the lane's earlier chunks.
 __device__ inline void EmitSelectedSlots(const SelectChunk& chunk, const SelectLane& lane,
-                                         LaneThreshold threshold, SlotClasses classes,
-                                         const SelectedSlotCounts* counts,
+                                         LaneThreshold threshold, const ClassScratch& scratch,
                                          const Selection& selection, uint32_t* slots) {
+  const SelectedSlotCounts* const counts = scratch.counts;
+  if (counts[blockIdx.x].above + counts[blockIdx.x].equal == 0) return;
+  const uint32_t kept = scratch.classes[size_t{blockIdx.x} * kChunkThreads + threadIdx.x];
+  const SlotClasses classes = {kept & ((1u << kSlotsPerThread) - 1), kept >> kSlotsPerThread};
   SelectedSlotCounts before = {0, 0};
   for (uint32_t i = lane.chunk_begin + threadIdx.x; i < blockIdx.x; i += kChunkThreads) {
     before.above += counts[i].above;

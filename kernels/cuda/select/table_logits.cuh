@@ -1,6 +1,8 @@
 // Logits of the tokens of a chunk, summed from tables, and the normalisers of their softmax.
 //
-// Included by the kernels that compare tokens by their values.
+// Included by the kernels that compare tokens by their values. A thread computes the logits of its
+// 16 slots for up to kHeads heads at once: in shared memory the entries of these heads are
+// neighbours, so that one load serves all of them.
 #ifndef PQCACHED_KERNELS_CUDA_SELECT_TABLE_LOGITS_CUH_
 #define PQCACHED_KERNELS_CUDA_SELECT_TABLE_LOGITS_CUH_
 
@@ -8,56 +10,127 @@
 
 namespace pqcached::kernels::cuda {
 
-inline constexpr uint32_t kSharedTableFloats = 8192;  // larger tables are read from global memory
+inline constexpr uint32_t kSharedTableFloats = 8192;
+inline constexpr uint32_t kHeadsAtOnce = 4;
 
-// Logits of this thread's slots. All threads of the block must construct it together.
+// Returns whether the tables of kHeadsAtOnce heads fit into shared memory, and there are several
+// heads to load. Those of one head always fit.
+constexpr bool LoadsHeadsAtOnce(const PqGeometry& geometry, uint32_t head_count) {
+  return head_count > 1 && TableFloats(geometry) * kHeadsAtOnce <= kSharedTableFloats;
+}
+
+// Numbers of some heads.
+template <uint32_t kHeads>
+struct alignas(sizeof(float) * kHeads) HeadFloats {
+  float of[kHeads];
+};
+
+// Logits of this thread's slots, chunk by chunk. All threads of the block call each function
+// together.
+template <uint32_t kHeads>
 class TableLogits {
  public:
-  // `shared`: [kSharedTableFloats] of the block.
-  __device__ TableLogits(PqGeometry geometry, TableView tables, const SelectChunk& chunk,
-                         float* shared)
-      : geometry_(geometry), tables_(tables) {
-    const uint32_t float_count = tables_.head_count * tables_.entry_count;
-    if (float_count <= kSharedTableFloats) {
-      for (uint32_t i = threadIdx.x; i < float_count; i += kChunkThreads) {
-        shared[i] = tables_.Entry(i / tables_.entry_count, i % tables_.entry_count);
-      }
-      __syncthreads();
-      tables_ = {shared, tables_.entry_count, tables_.head_count, 1};
-    }
-    const ThreadSlots slots = SlotsOfThread(chunk);
-    const uint32_t planes = PlaneCount(geometry_);
-    for (uint32_t plane = 0; plane < planes; ++plane) {
-      uint8_t bytes[kSlotsPerThread];
-      LoadPlane(chunk.planes + plane * chunk.stride, slots, bytes);
-      PQC_UNROLL
-      for (uint32_t i = 0; i < kSlotsPerThread; ++i) codes_[plane][i] = bytes[i];
-    }
+  static constexpr uint32_t kLoadedHeads = kHeads;
+
+  // tables: [table, group_size, TableFloats]. `shared`: [kSharedTableFloats] of the block.
+  __device__ TableLogits(PqGeometry geometry, const float* tables, uint32_t group_size,
+                         GroupRule rule, float* shared)
+      : geometry_(geometry),
+        tables_(tables),
+        group_size_(group_size),
+        rule_(rule),
+        shared_(reinterpret_cast<HeadFloats<kHeads>*>(shared)) {}
+
+  __device__ void Begin(const SelectChunk& chunk) {
+    chunk_ = chunk;
+    slots_ = SlotsOfThread(chunk);
   }
 
-  __device__ uint32_t head_count() const { return tables_.head_count; }
-  __device__ float Logit(uint32_t head, uint32_t i) const {
-    float sum = 0.0f;
-    for (uint32_t subspace = 0; subspace < geometry_.subspace_count; ++subspace) {
-      const float entry = tables_.Entry(head, (subspace << geometry_.bits) + Code(subspace, i));
-      sum = subspace == 0 ? entry : sum + entry;
+  // Heads after aggregation: 1 under kMeanLogit.
+  __device__ uint32_t head_count() const {
+    return rule_ == GroupRule::kMeanLogit ? 1 : group_size_;
+  }
+  __device__ uint32_t slot_count() const { return slots_.count; }
+
+  // Sets logits[i] to those of slot i for heads first_head, first_head + 1, ...; what lies beyond
+  // slot_count() or head_count() is a number without meaning.
+  __device__ void Load(uint32_t first_head, HeadFloats<kHeads> (&logits)[kSlotsPerThread]) {
+    LoadTable(first_head);
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) logits[i] = {};
+    const uint32_t planes = PlaneCount(geometry_);
+    for (uint32_t plane = 0; plane < planes; ++plane) {
+      uint8_t codes[kSlotsPerThread];
+      LoadPlane(chunk_.planes + plane * chunk_.stride, slots_, codes);
+      if (!HasNibblePlanes(geometry_)) {
+        AddEntries(plane << geometry_.bits, codes, 0, 255u, logits);
+      } else {
+        AddEntries(2 * plane << 4, codes, 0, 15u, logits);
+        AddEntries((2 * plane + 1) << 4, codes, 4, 15u, logits);
+      }
     }
-    return sum;
   }
 
  private:
-  static constexpr uint32_t kMaxPlanes = 16;
+  static constexpr uint32_t kNothing = 0xFFFFFFFFu;
 
-  __device__ uint32_t Code(uint32_t subspace, uint32_t i) const {
-    if (!HasNibblePlanes(geometry_)) return codes_[subspace][i];
-    const uint32_t pair = codes_[subspace / 2][i];
-    return subspace % 2 == 0 ? pair & 15u : pair >> 4;
+  __device__ void LoadTable(uint32_t first_head) {
+    if (loaded_table_ == chunk_.table && loaded_head_ == first_head) return;
+    loaded_table_ = chunk_.table;
+    loaded_head_ = first_head;
+    const TableView view = TablesOf(tables_, chunk_.table, geometry_, group_size_, rule_);
+    __syncthreads();  // the entries before have been read
+    for (uint32_t i = threadIdx.x; i < view.entry_count * kHeads; i += kChunkThreads) {
+      const uint32_t head = i / view.entry_count;
+      const uint32_t entry = i % view.entry_count;
+      shared_[entry].of[head] =
+          first_head + head < view.head_count ? view.Entry(first_head + head, entry) : 0.0f;
+    }
+    __syncthreads();
+  }
+
+  // Adds the entries of one sub-space, which begin at `begin`.
+  __device__ void AddEntries(uint32_t begin, const uint8_t (&codes)[kSlotsPerThread],
+                             uint32_t shift, uint32_t mask,
+                             HeadFloats<kHeads> (&logits)[kSlotsPerThread]) const {
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      const uint32_t index = begin + (codes[i] >> shift & mask);
+      const HeadFloats<kHeads> entry = shared_[index];
+      PQC_UNROLL
+      for (uint32_t head = 0; head < kHeads; ++head) logits[i].of[head] += entry.of[head];
+    }
   }
 
   PqGeometry geometry_;
-  TableView tables_;
-  uint8_t codes_[kMaxPlanes][kSlotsPerThread];
+  const float* tables_;
+  uint32_t group_size_;
+  GroupRule rule_;
+  HeadFloats<kHeads>* shared_;
+  uint32_t loaded_table_ = kNothing;
+  uint32_t loaded_head_ = kNothing;
+  SelectChunk chunk_;
+  ThreadSlots slots_ = {0, 0};
 };
+
+// Adds the logits of heads first_head, first_head + 1, ... to the values of this thread's slots;
+// head 0 begins them. normalisers: [head_count].
+template <uint32_t kHeads>
+__device__ inline void AddHeads(GroupRule rule, uint32_t head_count, uint32_t first_head,
+                                const HeadFloats<kHeads> (&logits)[kSlotsPerThread],
+                                const HeadNormaliser* normalisers,
+                                float (&values)[kSlotsPerThread]) {
+  PQC_UNROLL
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    if (first_head + head >= head_count) break;
+    const HeadNormaliser normaliser = normalisers[first_head + head];
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      values[i] = AddToValue(rule, head_count, first_head + head, values[i], logits[i].of[head],
+                             normaliser);
+    }
+  }
+}
 
 // Maximum and sum of one head over one chunk.
 struct PartialNormaliser {
@@ -65,22 +138,57 @@ struct PartialNormaliser {
   float sum;  // sum of exp(logit - max)
 };
 
+// Shared memory of NormaliseChunk.
+struct NormaliseShared {
+  float maxima[kHeadsAtOnce][kChunkWarps];
+  float sums[kHeadsAtOnce][kChunkWarps];
+};
+
 // Computes the maximum and the sum of exponentials of every head over one chunk, with all threads
-// of the block. `count`: slots of this thread. `slots` has one entry per warp.
+// of the block. partials: [head_count].
 template <typename Logits>
-__device__ void NormaliseChunk(const Logits& logits, uint32_t count, float* slots,
+__device__ void NormaliseChunk(Logits& logits, NormaliseShared& shared,
                                PartialNormaliser* partials) {
-  for (uint32_t head = 0; head < logits.head_count(); ++head) {
-    float max = -kLogitLimit;
-    for (uint32_t i = 0; i < count; ++i) max = Larger(max, logits.Logit(head, i));
-    max = BlockMax(max, slots);
-    float sum = 0.0f;
-    for (uint32_t i = 0; i < count; ++i) {
-      const float exponent = logits.Logit(head, i) - max;
-      if (exponent >= kMinExponent) sum += expf(exponent);
+  constexpr uint32_t kHeads = Logits::kLoadedHeads;
+  const uint32_t head_count = logits.head_count();
+  const uint32_t slot_count = logits.slot_count();
+  for (uint32_t first = 0; first < head_count; first += kHeads) {
+    HeadFloats<kHeads> of_slots[kSlotsPerThread];
+    logits.Load(first, of_slots);
+    float max[kHeads];
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      max[head] = -kLogitLimit;
+      PQC_UNROLL
+      for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+        if (i < slot_count) max[head] = Larger(max[head], of_slots[i].of[head]);
+      }
+      max[head] = WarpMax(max[head]);
+      if (LaneIndex() == 0) shared.maxima[head][WarpIndex()] = max[head];
     }
-    sum = BlockSum(sum, slots);
-    if (threadIdx.x == 0) partials[head] = {max, sum};
+    __syncthreads();
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      for (uint32_t warp = 0; warp < kChunkWarps; ++warp) {
+        max[head] = Larger(max[head], shared.maxima[head][warp]);
+      }
+      float sum = 0.0f;
+      PQC_UNROLL
+      for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+        const float exponent = of_slots[i].of[head] - max[head];
+        if (i < slot_count && exponent >= kMinExponent) sum += expf(exponent);
+      }
+      sum = WarpSum(sum);
+      if (LaneIndex() == 0) shared.sums[head][WarpIndex()] = sum;
+    }
+    __syncthreads();
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      if (threadIdx.x != head || first + head >= head_count) continue;
+      float sum = 0.0f;
+      for (uint32_t warp = 0; warp < kChunkWarps; ++warp) sum += shared.sums[head][warp];
+      partials[first + head] = {max[head], sum};
+    }
   }
 }
 

@@ -1,8 +1,9 @@
 // Selection by the values of all tokens.
 //
 // Speed: codes (or logits) are read twice, once for the normalisers and once for the values,
-// followed by four passes over keys of 4 bytes per token. Table look-ups use shared memory where
-// the tables fit.
+// followed by three passes over keys of 4 bytes per token. Look-ups in shared memory are the limit
+// for codes of several bytes per token: a warp's look-ups of 16 bytes take 4 cycles without
+// conflicts between banks, about 10 with random codes.
 #include "kernels/cuda/select/value_select.cuh"
 
 #include "kernels/cuda/select/select_common.cuh"
@@ -27,7 +28,7 @@ struct ValueScratch {
   PartialNormaliser* partials;  // [chunk, G]
   uint32_t* keys;               // [chunk, kChunkTokens]
   LaneThreshold* progress;      // [digit, lane]: key prefix found so far, and tokens left to select
-  SelectedSlotCounts* counts;   // [chunk]
+  ClassScratch classes;
 };
 
 size_t BinsBytes(const ScoreSelectShape& shape) {
@@ -41,54 +42,71 @@ ValueScratch CutScratch(const ScoreSelectShape& shape, void* scratch) {
   cut.partials = parts.Take<PartialNormaliser>(size_t{shape.chunk_capacity} * shape.group_size);
   cut.keys = parts.Take<uint32_t>(size_t{shape.chunk_capacity} * kChunkTokens);
   cut.progress = parts.Take<LaneThreshold>(size_t{kDigitCount} * shape.lane_capacity);
-  cut.counts = parts.Take<SelectedSlotCounts>(shape.chunk_capacity);
+  cut.classes = CutClassScratch(parts, shape.chunk_capacity);
   return cut;
 }
 
-// Source of given logits (ScoreSelect).
+// Source of given logits (ScoreSelect): the interface of TableLogits.
+template <uint32_t kHeads>
 class GivenLogits {
  public:
-  __device__ GivenLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float*)
-      : head_count_(args.group_size), chunk_(chunk), slots_(SlotsOfThread(chunk)) {}
+  static constexpr uint32_t kLoadedHeads = kHeads;
 
+  __device__ GivenLogits(const ValueSelectArgs& args, float*) : head_count_(args.group_size) {}
+
+  __device__ void Begin(const SelectChunk& chunk) {
+    chunk_ = chunk;
+    slots_ = SlotsOfThread(chunk);
+  }
   __device__ uint32_t head_count() const { return head_count_; }
-  __device__ float Logit(uint32_t head, uint32_t i) const {
-    return ClampLogit(chunk_.logits[head * chunk_.stride + slots_.begin + i]);
+  __device__ uint32_t slot_count() const { return slots_.count; }
+
+  __device__ void Load(uint32_t first_head, HeadFloats<kHeads> (&logits)[kSlotsPerThread]) const {
+    PQC_UNROLL
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      const bool exists = first_head + head < head_count_;
+      const float* from = chunk_.logits + (first_head + head) * chunk_.stride + slots_.begin;
+      PQC_UNROLL
+      for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+        logits[i].of[head] = exists && i < slots_.count ? ClampLogit(from[i]) : 0.0f;
+      }
+    }
   }
 
  private:
   uint32_t head_count_;
-  const SelectChunk& chunk_;
-  ThreadSlots slots_;
+  SelectChunk chunk_;
+  ThreadSlots slots_ = {0, 0};
 };
 
-// Source of logits that are summed from tables (PqSelect). All threads of the block must construct
-// it together.
-class CodeLogits : public TableLogits {
+// Source of logits that are summed from tables (PqSelect).
+template <uint32_t kHeads>
+class CodeLogits : public TableLogits<kHeads> {
  public:
-  __device__ CodeLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float* shared)
-      : TableLogits(args.geometry,
-                    TablesOf(args.tables, chunk.table, args.geometry, args.group_size, args.rule),
-                    chunk, shared) {}
+  __device__ CodeLogits(const ValueSelectArgs& args, float* shared)
+      : TableLogits<kHeads>(args.geometry, args.tables, args.group_size, args.rule, shared) {}
 };
 
 struct LogitShared {
-  float floats[kChunkWarps];
-  uint32_t words[kChunkWarps];
+  NormaliseShared normalise;
   HeadNormaliser normalisers[kMaxSelectGroup];
   uint32_t bins[kMaxBins];
-  float tables[kSharedTableFloats];
+  HeadFloats<kHeadsAtOnce> tables[kSharedTableFloats / kHeadsAtOnce];
 };
 
-// Computes the maximum and the sum of exponentials of every head over one chunk.
+// Computes the maximum and the sum of exponentials of every head over each chunk.
 template <typename Logits>
-__global__ void NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch) {
-  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
-  if (chunk.lane == kNoLane) return;
+__global__ void __launch_bounds__(kChunkThreads)
+    NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch) {
   auto& shared = Shared<LogitShared>();
-  const Logits logits(args, chunk, shared.tables);
-  NormaliseChunk(logits, SlotsOfThread(chunk).count, shared.floats,
-                 scratch.partials + size_t{blockIdx.x} * args.group_size);
+  const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
+  Logits logits(args, shared.tables[0].of);
+  for (uint32_t i = run.begin; i < run.end; ++i) {
+    const SelectChunk chunk = args.candidates.chunks[i];
+    if (chunk.lane == kNoLane) continue;
+    logits.Begin(chunk);
+    NormaliseChunk(logits, shared.normalise, scratch.partials + size_t{i} * args.group_size);
+  }
 }
 
 // Adds the block's histogram in shared memory to that of the lane.
@@ -104,43 +122,92 @@ __device__ inline uint32_t* BinsOf(const ValueScratch& scratch, uint32_t digit, 
   return scratch.bins + (size_t{digit} * lane_capacity + lane) * kMaxBins;
 }
 
-// Computes the keys of all tokens of a chunk, and the histogram of their first digits.
+// Computes the keys of all tokens of a run of chunks, and the histograms of their first digits.
 template <typename Logits>
-__global__ void FindValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
-  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
-  if (chunk.lane == kNoLane) return;
-  auto& shared = Shared<LogitShared>();
-  const SelectLane lane = args.candidates.lanes[chunk.lane];
-  const Logits logits(args, chunk, shared.tables);
-  const uint32_t head_count = logits.head_count();
-  const bool normalised = ReadsNormalisers(args.rule, head_count);
-  if (normalised || args.lse != nullptr) {
-    for (uint32_t head = WarpIndex(); head < head_count; head += kChunkWarps) {
-      const HeadNormaliser normaliser =
-          MergeNormalisers(scratch.partials, lane, args.group_size, head);
-      if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
+class KeyFinder {
+ public:
+  __device__ KeyFinder(const ValueSelectArgs& args, const ValueScratch& scratch)
+      : args_(args), scratch_(scratch), logits_(args, Shared<LogitShared>().tables[0].of) {}
+
+  __device__ void Run() {
+    const ChunkRun run = RunOfBlock(args_.candidates.chunk_capacity);
+    for (uint32_t i = run.begin; i < run.end; ++i) {
+      const SelectChunk chunk = args_.candidates.chunks[i];
+      if (chunk.lane == kNoLane) continue;
+      if (chunk.lane != lane_) {
+        EndLane();
+        lane_ = chunk.lane;
+        BeginLane(i);
+      }
+      logits_.Begin(chunk);
+      FindKeys(scratch_.keys + size_t{i} * kChunkTokens);
+    }
+    EndLane();
+  }
+
+ private:
+  static constexpr uint32_t kHeads = Logits::kLoadedHeads;
+
+  __device__ void BeginLane(uint32_t chunk) {
+    auto& shared = Shared<LogitShared>();
+    const SelectLane lane = args_.candidates.lanes[lane_];
+    const uint32_t head_count = logits_.head_count();
+    __syncthreads();  // the bins and normalisers of the lane before have been read
+    if (ReadsNormalisers(args_.rule, head_count) || args_.lse != nullptr) {
+      for (uint32_t head = WarpIndex(); head < head_count; head += kChunkWarps) {
+        const HeadNormaliser normaliser =
+            MergeNormalisers(scratch_.partials, lane, args_.group_size, head);
+        if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
+      }
+    }
+    for (uint32_t i = threadIdx.x; i < DigitBins(0); i += kChunkThreads) shared.bins[i] = 0;
+    __syncthreads();
+    if (args_.lse != nullptr && chunk == lane.chunk_begin && threadIdx.x < head_count) {
+      const HeadNormaliser& normaliser = shared.normalisers[threadIdx.x];
+      args_.lse[size_t{lane_} * args_.group_size + threadIdx.x] =
+          normaliser.max + normaliser.log_sum;
     }
   }
-  for (uint32_t i = threadIdx.x; i < DigitBins(0); i += kChunkThreads) shared.bins[i] = 0;
-  __syncthreads();
-  if (args.lse != nullptr && blockIdx.x == lane.chunk_begin && threadIdx.x < head_count) {
-    const HeadNormaliser& normaliser = shared.normalisers[threadIdx.x];
-    args.lse[size_t{chunk.lane} * args.group_size + threadIdx.x] =
-        normaliser.max + normaliser.log_sum;
+
+  __device__ void EndLane() {
+    if (lane_ == kNoLane) return;
+    AddBins(Shared<LogitShared>().bins, DigitBins(0),
+            BinsOf(scratch_, 0, lane_, args_.candidates.lane_capacity));
   }
-  const ThreadSlots slots = SlotsOfThread(chunk);
-  uint32_t* const keys = scratch.keys + size_t{blockIdx.x} * kChunkTokens;
-  for (uint32_t i = 0; i < slots.count; ++i) {
-    float value = 0.0f;
-    for (uint32_t head = 0; head < head_count; ++head) {
-      value = AddToValue(args.rule, head_count, head, value, logits.Logit(head, i),
-                         shared.normalisers[head]);
+
+  __device__ void FindKeys(uint32_t* keys) {
+    auto& shared = Shared<LogitShared>();
+    const uint32_t head_count = logits_.head_count();
+    float values[kSlotsPerThread] = {};
+    for (uint32_t first = 0; first < head_count; first += kHeads) {
+      HeadFloats<kHeads> of_slots[kSlotsPerThread];
+      logits_.Load(first, of_slots);
+      AddHeads(args_.rule, head_count, first, of_slots, shared.normalisers, values);
     }
-    const uint32_t key = OrderedKey(value);
-    keys[threadIdx.x * kSlotsPerThread + i] = key;
-    atomicAdd(&shared.bins[key >> DigitShift(0)], 1u);
+    const uint32_t slot_count = logits_.slot_count();
+    auto* const to = reinterpret_cast<uint4*>(keys) + threadIdx.x * (kSlotsPerThread / 4);
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; i += 4) {
+      uint32_t four[4];
+      PQC_UNROLL
+      for (uint32_t j = 0; j < 4; ++j) {
+        four[j] = OrderedKey(values[i + j]);
+        if (i + j < slot_count) atomicAdd(&shared.bins[four[j] >> DigitShift(0)], 1u);
+      }
+      if (i < slot_count) to[i / 4] = make_uint4(four[0], four[1], four[2], four[3]);
+    }
   }
-  AddBins(shared.bins, DigitBins(0), BinsOf(scratch, 0, chunk.lane, args.candidates.lane_capacity));
+
+  const ValueSelectArgs& args_;
+  const ValueScratch& scratch_;
+  Logits logits_;
+  uint32_t lane_ = kNoLane;
+};
+
+template <typename Logits>
+__global__ void __launch_bounds__(kChunkThreads)
+    FindKeysKernel(ValueSelectArgs args, ValueScratch scratch) {
+  KeyFinder<Logits>(args, scratch).Run();
 }
 
 struct DigitShared {
@@ -152,9 +219,9 @@ struct DigitShared {
 };
 
 // Finds one digit of the lane's k-th largest key from the histogram of the previous kernel. All
-// blocks of a lane find the same digit; the first block stores it for later kernels.
+// blocks of a lane find the same digit; the block with its first chunk stores it for later kernels.
 __device__ LaneThreshold FindDigit(const ValueSelectArgs& args, const ValueScratch& scratch,
-                                   uint32_t lane_index, uint32_t digit) {
+                                   uint32_t lane_index, uint32_t chunk, uint32_t digit) {
   auto& shared = Shared<DigitShared>();
   const uint32_t lane_capacity = args.candidates.lane_capacity;
   const SelectLane lane = args.candidates.lanes[lane_index];
@@ -185,7 +252,7 @@ __device__ LaneThreshold FindDigit(const ValueSelectArgs& args, const ValueScrat
                 progress.equal_quota - shared.above};
   }
   __syncthreads();
-  if (blockIdx.x == lane.chunk_begin && threadIdx.x == 0) {
+  if (chunk == lane.chunk_begin && threadIdx.x == 0) {
     scratch.progress[digit * lane_capacity + lane_index] = progress;
     if (digit == 0) args.selection.counts[lane_index] = Smaller(lane.k, shared.total);
   }
@@ -194,42 +261,73 @@ __device__ LaneThreshold FindDigit(const ValueSelectArgs& args, const ValueScrat
 
 // Counts each value of `digit` among the keys that share the digits found so far.
 __global__ void CountDigitsKernel(ValueSelectArgs args, ValueScratch scratch, uint32_t digit) {
-  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
-  if (chunk.lane == kNoLane) return;
   auto& shared = Shared<DigitShared>();
-  const LaneThreshold progress = FindDigit(args, scratch, chunk.lane, digit - 1);
-  for (uint32_t i = threadIdx.x; i < DigitBins(digit); i += kChunkThreads) shared.bins[i] = 0;
-  __syncthreads();
+  const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
   const uint32_t shift_before = DigitShift(digit - 1);
-  const uint32_t* const keys = scratch.keys + size_t{blockIdx.x} * kChunkTokens;
-  const uint32_t count = chunk.slot_end - chunk.slot_begin;
-  for (uint32_t i = threadIdx.x; i < count; i += kChunkThreads) {
-    if (keys[i] >> shift_before != progress.key >> shift_before) continue;
-    atomicAdd(&shared.bins[keys[i] >> DigitShift(digit) & (DigitBins(digit) - 1)], 1u);
+  LaneThreshold progress = {kNoKey, 0};
+  uint32_t lane = kNoLane;
+  const auto end_lane = [&] {
+    if (lane == kNoLane) return;
+    AddBins(shared.bins, DigitBins(digit),
+            BinsOf(scratch, digit, lane, args.candidates.lane_capacity));
+  };
+  for (uint32_t chunk_index = run.begin; chunk_index < run.end; ++chunk_index) {
+    const SelectChunk chunk = args.candidates.chunks[chunk_index];
+    if (chunk.lane == kNoLane) continue;
+    if (chunk.lane != lane) {
+      end_lane();
+      lane = chunk.lane;
+      __syncthreads();  // the bins of the lane before have been read
+      progress = FindDigit(args, scratch, lane, chunk_index, digit - 1);
+      for (uint32_t i = threadIdx.x; i < DigitBins(digit); i += kChunkThreads) shared.bins[i] = 0;
+      __syncthreads();
+    }
+    const uint32_t* const keys = scratch.keys + size_t{chunk_index} * kChunkTokens;
+    const uint32_t count = chunk.slot_end - chunk.slot_begin;
+    for (uint32_t i = threadIdx.x; i < count; i += kChunkThreads) {
+      if (keys[i] >> shift_before != progress.key >> shift_before) continue;
+      atomicAdd(&shared.bins[keys[i] >> DigitShift(digit) & (DigitBins(digit) - 1)], 1u);
+    }
   }
-  AddBins(shared.bins, DigitBins(digit),
-          BinsOf(scratch, digit, chunk.lane, args.candidates.lane_capacity));
+  end_lane();
 }
 
-__device__ SlotClasses ClassifyByKey(const ValueScratch& scratch, const SelectChunk& chunk,
+__device__ SlotClasses ClassifyByKey(const uint32_t* chunk_keys, uint32_t slot_count,
                                      LaneThreshold threshold) {
-  const uint32_t* keys =
-      scratch.keys + size_t{blockIdx.x} * kChunkTokens + threadIdx.x * kSlotsPerThread;
-  const uint32_t count = SlotsOfThread(chunk).count;
+  const auto* const keys =
+      reinterpret_cast<const uint4*>(chunk_keys) + threadIdx.x * (kSlotsPerThread / 4);
   SlotClasses classes = {0, 0};
-  for (uint32_t i = 0; i < count; ++i) {
-    classes.above |= (keys[i] > threshold.key ? 1u : 0u) << i;
-    classes.equal |= (keys[i] == threshold.key ? 1u : 0u) << i;
+  PQC_UNROLL
+  for (uint32_t i = 0; i < kSlotsPerThread; i += 4) {
+    if (i >= slot_count) break;
+    const uint4 four = keys[i / 4];
+    const uint32_t parts[4] = {four.x, four.y, four.z, four.w};
+    PQC_UNROLL
+    for (uint32_t j = 0; j < 4; ++j) {
+      const bool exists = i + j < slot_count;
+      classes.above |= (exists && parts[j] > threshold.key ? 1u : 0u) << (i + j);
+      classes.equal |= (exists && parts[j] == threshold.key ? 1u : 0u) << (i + j);
+    }
   }
   return classes;
 }
 
-__global__ void CountValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
-  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
-  if (chunk.lane == kNoLane) return;
-  const LaneThreshold threshold = FindDigit(args, scratch, chunk.lane, kDigitCount - 1);
-  CountSelectedSlots(ClassifyByKey(scratch, chunk, threshold), &scratch.counts[blockIdx.x],
-                     Shared<DigitShared>().words);
+__global__ void ClassifyValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
+  const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
+  LaneThreshold threshold = {kNoKey, 0};
+  uint32_t lane = kNoLane;
+  for (uint32_t i = run.begin; i < run.end; ++i) {
+    const SelectChunk chunk = args.candidates.chunks[i];
+    if (chunk.lane == kNoLane) continue;
+    if (chunk.lane != lane) {
+      lane = chunk.lane;
+      __syncthreads();  // what the lane before kept in shared memory has been read
+      threshold = FindDigit(args, scratch, lane, i, kDigitCount - 1);
+    }
+    KeepClasses(ClassifyByKey(scratch.keys + size_t{i} * kChunkTokens, SlotsOfThread(chunk).count,
+                              threshold),
+                i, scratch.classes, Shared<DigitShared>().words);
+  }
 }
 
 __global__ void EmitValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
@@ -237,9 +335,8 @@ __global__ void EmitValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
   if (chunk.lane == kNoLane) return;
   const LaneThreshold threshold =
       scratch.progress[(kDigitCount - 1) * args.candidates.lane_capacity + chunk.lane];
-  EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], threshold,
-                    ClassifyByKey(scratch, chunk, threshold), scratch.counts, args.selection,
-                    Shared<DigitShared>().words);
+  EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], threshold, scratch.classes,
+                    args.selection, Shared<DigitShared>().words);
 }
 
 template <typename Logits>
@@ -247,9 +344,11 @@ KernelStatus LaunchAll(const ValueSelectArgs& args, Stream stream) {
   const ScoreSelectShape shape = {args.group_size, args.candidates.lane_capacity,
                                   args.candidates.chunk_capacity};
   const ValueScratch scratch = CutScratch(shape, args.scratch);
-  const dim3 chunks(args.candidates.chunk_capacity);
-  const LaunchShape logit_launch = {chunks, kChunkThreads, sizeof(LogitShared)};
-  const LaunchShape digit_launch = {chunks, kChunkThreads, sizeof(DigitShared)};
+  const dim3 runs(ChunkBlocks(args.candidates.chunk_capacity));
+  const LaunchShape logit_launch = {runs, kChunkThreads, sizeof(LogitShared)};
+  const LaunchShape digit_launch = {runs, kChunkThreads, sizeof(DigitShared)};
+  const LaunchShape emit_launch = {dim3(args.candidates.chunk_capacity), kChunkThreads,
+                                   sizeof(DigitShared)};
   // Clears the counts, because a lane without chunks has no block that would write its count.
   KernelStatus status =
       Clear(args.selection.counts, size_t{shape.lane_capacity} * sizeof(uint32_t), stream);
@@ -258,21 +357,24 @@ KernelStatus LaunchAll(const ValueSelectArgs& args, Stream stream) {
     status = Launch(NormaliseChunksKernel<Logits>, logit_launch, stream, args, scratch);
   }
   if (status.ok()) {
-    status = Launch(FindValuesKernel<Logits>, logit_launch, stream, args, scratch);
+    status = Launch(FindKeysKernel<Logits>, logit_launch, stream, args, scratch);
   }
   for (uint32_t digit = 1; status.ok() && digit < kDigitCount; ++digit) {
     status = Launch(CountDigitsKernel, digit_launch, stream, args, scratch, digit);
   }
-  if (status.ok()) status = Launch(CountValuesKernel, digit_launch, stream, args, scratch);
-  if (status.ok()) status = Launch(EmitValuesKernel, digit_launch, stream, args, scratch);
+  if (status.ok()) status = Launch(ClassifyValuesKernel, digit_launch, stream, args, scratch);
+  if (status.ok()) status = Launch(EmitValuesKernel, emit_launch, stream, args, scratch);
   return status;
 }
 
 }  // namespace
 
 KernelStatus SelectByValues(const ValueSelectArgs& args, Stream stream) {
-  return args.tables != nullptr ? LaunchAll<CodeLogits>(args, stream)
-                                : LaunchAll<GivenLogits>(args, stream);
+  if (args.tables == nullptr) return LaunchAll<GivenLogits<kHeadsAtOnce>>(args, stream);
+  const uint32_t head_count = args.rule == GroupRule::kMeanLogit ? 1 : args.group_size;
+  return LoadsHeadsAtOnce(args.geometry, head_count)
+             ? LaunchAll<CodeLogits<kHeadsAtOnce>>(args, stream)
+             : LaunchAll<CodeLogits<1>>(args, stream);
 }
 
 size_t ScoreSelectScratchBytes(const ScoreSelectShape& shape) {
@@ -280,7 +382,7 @@ size_t ScoreSelectScratchBytes(const ScoreSelectShape& shape) {
          ScratchPart(size_t{shape.chunk_capacity} * shape.group_size * sizeof(PartialNormaliser)) +
          ScratchPart(size_t{shape.chunk_capacity} * kChunkTokens * sizeof(uint32_t)) +
          ScratchPart(size_t{kDigitCount} * shape.lane_capacity * sizeof(LaneThreshold)) +
-         ScratchPart(shape.chunk_capacity * sizeof(SelectedSlotCounts));
+         ClassScratchBytes(shape.chunk_capacity);
 }
 
 KernelStatus ScoreSelect(const ScoreSelectArgs& args, Stream stream) {

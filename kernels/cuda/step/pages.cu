@@ -57,33 +57,40 @@ __host__ __device__ constexpr bool UsesNormalisers(const SelectPagesArgs& args) 
   return JoinsWeights(args) || ReadsNormalisers(args.rule, GroupSize(args));
 }
 
-// Returns tables of all heads, also under kMeanLogit: as on the CPU, the logits of the heads are
-// added, not their tables.
-__device__ TableView HeadTables(const SelectPagesArgs& args, const SelectChunk& chunk) {
-  return TablesOf(args.tables, chunk.table, args.geometry, GroupSize(args), GroupRule::kMaxLogit);
-}
-
 struct PageShared {
-  float floats[kChunkWarps];
+  NormaliseShared normalise;
   HeadNormaliser normalisers[kMaxSelectGroup];
   uint32_t keys[kMaxChunkPages];
-  float tables[kSharedTableFloats];
+  HeadFloats<kHeadsAtOnce> tables[kSharedTableFloats / kHeadsAtOnce];
 };
 
-__global__ void NormalisePageChunksKernel(SelectPagesArgs args, PageScratch scratch) {
+// Logits of all heads, also under kMeanLogit: as on the CPU, the logits of the heads are added, not
+// their tables.
+template <uint32_t kHeads>
+class PageLogits : public TableLogits<kHeads> {
+ public:
+  __device__ explicit PageLogits(const SelectPagesArgs& args)
+      : TableLogits<kHeads>(args.geometry, args.tables, GroupSize(args), GroupRule::kMaxLogit,
+                            Shared<PageShared>().tables[0].of) {}
+};
+
+template <uint32_t kHeads>
+__global__ void __launch_bounds__(kChunkThreads)
+    NormalisePageChunksKernel(SelectPagesArgs args, PageScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
-  auto& shared = Shared<PageShared>();
-  const TableLogits logits(args.geometry, HeadTables(args, chunk), chunk, shared.tables);
-  NormaliseChunk(logits, SlotsOfThread(chunk).count, shared.floats,
+  PageLogits<kHeads> logits(args);
+  logits.Begin(chunk);
+  NormaliseChunk(logits, Shared<PageShared>().normalise,
                  scratch.partials + size_t{blockIdx.x} * GroupSize(args));
 }
 
 // One block scores the pages of one chunk of a list's lanes.
+template <uint32_t kHeads>
 class PageScorer {
  public:
   __device__ PageScorer(const SelectPagesArgs& args, const PageScratch& scratch)
-      : args_(args), scratch_(scratch), list_(blockIdx.y) {}
+      : args_(args), scratch_(scratch), logits_(args), list_(blockIdx.y) {}
 
   __device__ void Run() {
     const uint32_t head_count = IsJoined(args_) ? args_.seat_shape.kv_heads : 1;
@@ -100,38 +107,40 @@ class PageScorer {
  private:
   __device__ void AddHead(const SelectLane& lane, const SelectChunk& chunk, bool is_first) {
     auto& shared = Shared<PageShared>();
-    __syncthreads();  // the head before has been read
-    const TableLogits logits(args_.geometry, HeadTables(args_, chunk), chunk, shared.tables);
-    for (uint32_t head = WarpIndex(); UsesNormalisers(args_) && head < logits.head_count();
+    __syncthreads();  // the normalisers of the head before have been read
+    logits_.Begin(chunk);
+    for (uint32_t head = WarpIndex(); UsesNormalisers(args_) && head < logits_.head_count();
          head += kChunkWarps) {
       const HeadNormaliser normaliser =
           MergeNormalisers(scratch_.partials, lane, GroupSize(args_), head);
       if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
     }
     __syncthreads();
-    const uint32_t count = SlotsOfThread(chunk).count;
-    for (uint32_t i = 0; i < count; ++i) {
-      const float value = Value(logits, i);
-      values_[i] = is_first                              ? value
-                   : args_.pages.heads == HeadRule::kSum ? values_[i] + value
-                                                         : Larger(values_[i], value);
+    float values[kSlotsPerThread] = {};
+    FindValues(values);
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      values_[i] = is_first                              ? values[i]
+                   : args_.pages.heads == HeadRule::kSum ? values_[i] + values[i]
+                                                         : Larger(values_[i], values[i]);
     }
   }
 
-  // Returns the score of slot i of this thread under one kv head.
-  __device__ float Value(const TableLogits& logits, uint32_t i) const {
+  // Computes the scores of this thread's slots under one kv head.
+  __device__ void FindValues(float (&values)[kSlotsPerThread]) {
     const HeadNormaliser* const normalisers = Shared<PageShared>().normalisers;
-    const uint32_t head_count = logits.head_count();
-    if (head_count == 1 && JoinsWeights(args_)) {
-      const float log_weight = logits.Logit(0, i) - normalisers[0].max - normalisers[0].log_sum;
-      return args_.rule == GroupRule::kSumSoftmax ? expf(log_weight) : log_weight;
+    const uint32_t head_count = logits_.head_count();
+    HeadFloats<kHeads> of_slots[kSlotsPerThread];
+    for (uint32_t first = 0; first < head_count; first += kHeads) {
+      logits_.Load(first, of_slots);
+      AddHeads(args_.rule, head_count, first, of_slots, normalisers, values);
     }
-    float value = 0.0f;
-    for (uint32_t head = 0; head < head_count; ++head) {
-      value =
-          AddToValue(args_.rule, head_count, head, value, logits.Logit(head, i), normalisers[head]);
+    if (head_count > 1 || !JoinsWeights(args_)) return;
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      const float log_weight = values[i] - normalisers[0].max - normalisers[0].log_sum;
+      values[i] = args_.rule == GroupRule::kSumSoftmax ? expf(log_weight) : log_weight;
     }
-    return value;
   }
 
   __device__ void KeepMaxima(const SelectChunk& chunk) const {
@@ -157,12 +166,15 @@ class PageScorer {
 
   const SelectPagesArgs& args_;
   const PageScratch& scratch_;
+  PageLogits<kHeads> logits_;
   const uint32_t list_;  // also the lane where heads are not joined, and else the seat
   float values_[kSlotsPerThread];
 };
 
-__global__ void ScorePagesKernel(SelectPagesArgs args, PageScratch scratch) {
-  PageScorer(args, scratch).Run();
+template <uint32_t kHeads>
+__global__ void __launch_bounds__(kChunkThreads)
+    ScorePagesKernel(SelectPagesArgs args, PageScratch scratch) {
+  PageScorer<kHeads>(args, scratch).Run();
 }
 
 struct PageListShared {
@@ -298,6 +310,21 @@ PageShape PageShapeOf(const SelectPagesArgs& args) {
           args.token_capacity};
 }
 
+template <uint32_t kHeads>
+KernelStatus ScorePages(const SelectPagesArgs& args, const PageScratch& scratch,
+                        uint32_t list_count, Stream stream) {
+  if (UsesNormalisers(args)) {
+    const KernelStatus status =
+        Launch(NormalisePageChunksKernel<kHeads>,
+               {dim3(args.candidates.chunk_capacity), kChunkThreads, sizeof(PageShared)}, stream,
+               args, scratch);
+    if (!status.ok()) return status;
+  }
+  return Launch(ScorePagesKernel<kHeads>,
+                {dim3(args.lane_chunk_capacity, list_count), kChunkThreads, sizeof(PageShared)},
+                stream, args, scratch);
+}
+
 }  // namespace
 
 size_t PageScratchBytes(const PageShape& shape) {
@@ -313,17 +340,12 @@ KernelStatus SelectPages(const SelectPagesArgs& args, Stream stream) {
   const uint32_t list_count = args.seat_shape.seat_capacity * ListCount(args);
   if (list_count == 0) return {};
   const PageScratch scratch = CutPageScratch(PageShapeOf(args), args.scratch);
-  const uint32_t chunks = args.candidates.chunk_capacity;
   KernelStatus status =
       Clear(scratch.keys, size_t{list_count} * scratch.page_capacity * sizeof(uint32_t), stream);
-  if (status.ok() && UsesNormalisers(args)) {
-    status = Launch(NormalisePageChunksKernel, {dim3(chunks), kChunkThreads, sizeof(PageShared)},
-                    stream, args, scratch);
-  }
   if (status.ok()) {
-    status = Launch(ScorePagesKernel,
-                    {dim3(args.lane_chunk_capacity, list_count), kChunkThreads, sizeof(PageShared)},
-                    stream, args, scratch);
+    status = LoadsHeadsAtOnce(args.geometry, GroupSize(args))
+                 ? ScorePages<kHeadsAtOnce>(args, scratch, list_count, stream)
+                 : ScorePages<1>(args, scratch, list_count, stream);
   }
   if (!status.ok()) return status;
   return Launch(ListPagesKernel, {dim3(list_count), kListThreads, sizeof(PageListShared)}, stream,

@@ -1,7 +1,9 @@
 // PqSelect for geometries with cells.
 //
 // Speed: codes are read twice, to count tokens per cell and to classify slots, 16 slots per load.
-// The classes of slots, 2 bits each, are kept for the last step.
+// The classes of slots, 2 bits each, are kept for the last step. The cells of a lane are divided
+// among blocks by their tables.
+#include "kernels/cuda/select/digits.cuh"
 #include "kernels/cuda/select/select.h"
 #include "kernels/cuda/select/select_common.cuh"
 #include "kernels/cuda/select/table_logits.cuh"
@@ -10,8 +12,6 @@
 namespace pqcached::kernels::cuda {
 namespace {
 
-constexpr uint32_t kSelectCellsThreads = 1024;
-constexpr uint32_t kSelectCellsWarps = kSelectCellsThreads / kWarpThreads;
 constexpr uint32_t kMaxCells = 1u << kMaxCellBits;
 constexpr uint32_t kMaxCellEntries = 256;  // m * 2^b where cells are defined
 constexpr uint32_t kCellsPerWord = 16;
@@ -24,10 +24,9 @@ constexpr uint32_t ClassWords(uint32_t cell_count) {
 // Scratch arrays over cells have the shape [table, cell].
 struct CellScratch {
   uint32_t* tokens;
-  float* values;
-  uint32_t* keys;
-  uint32_t* cell_classes;     // [table, ClassWords]: 2 bits per cell, above and at the threshold
-  LaneThreshold* thresholds;  // [lane]
+  uint32_t* keys;               // 0: no tokens
+  PartialNormaliser* partials;  // [table, G]
+  DigitScratch digits;
   ClassScratch classes;
 };
 
@@ -36,10 +35,9 @@ size_t CellTokensBytes(const PqSelectShape& shape) {
 }
 
 size_t CellScratchBytes(const PqSelectShape& shape) {
-  const size_t words = size_t{shape.table_capacity} * ClassWords(CellCount(shape.geometry));
-  return 3 * CellTokensBytes(shape) + ScratchPart(words * sizeof(uint32_t)) +
-         ScratchPart(shape.lane_capacity * sizeof(LaneThreshold)) +
-         ClassScratchBytes(shape.chunk_capacity);
+  return 2 * CellTokensBytes(shape) +
+         ScratchPart(size_t{shape.table_capacity} * shape.group_size * sizeof(PartialNormaliser)) +
+         DigitScratchBytes(shape.lane_capacity) + ClassScratchBytes(shape.chunk_capacity);
 }
 
 CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
@@ -47,11 +45,9 @@ CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
   const size_t cells = size_t{shape.table_capacity} * CellCount(shape.geometry);
   CellScratch cut;
   cut.tokens = parts.Take<uint32_t>(cells);
-  cut.values = parts.Take<float>(cells);
+  cut.digits = CutDigitScratch(parts, shape.lane_capacity);
   cut.keys = parts.Take<uint32_t>(cells);
-  cut.cell_classes =
-      parts.Take<uint32_t>(size_t{shape.table_capacity} * ClassWords(CellCount(shape.geometry)));
-  cut.thresholds = parts.Take<LaneThreshold>(shape.lane_capacity);
+  cut.partials = parts.Take<PartialNormaliser>(size_t{shape.table_capacity} * shape.group_size);
   cut.classes = CutClassScratch(parts, shape.chunk_capacity);
   return cut;
 }
@@ -115,58 +111,69 @@ __global__ void CountCellsKernel(PqSelectArgs args, CellScratch scratch) {
   end_table();
 }
 
-struct SelectCellsShared {
+// The tables of a lane are divided among the blocks (., lane): block x takes tables x, x +
+// gridDim.x, ...
+struct CellShared {
   HeadFloats<kHeadsAtOnce> table[kMaxCellEntries];
-  float maxima[kHeadsAtOnce][kSelectCellsWarps];
-  double sums[kHeadsAtOnce][kSelectCellsWarps];
-  HeadNormaliser normalisers[kHeadsAtOnce];
-  uint32_t words[kSelectCellsWarps];
-  RadixShared radix;
+  float maxima[kHeadsAtOnce][kChunkWarps];
+  double sums[kHeadsAtOnce][kChunkWarps];
+  HeadNormaliser normalisers[kMaxSelectGroup];
+  uint32_t bins[kMaxBins];
 };
 
-// One block selects cells for one lane, over all cells of all tables of the lane, numbered [0,
-// cell_count).
-class LaneCellSelector {
+// The cells of a lane that are this block's.
+class BlockCells {
  public:
-  __device__ LaneCellSelector(const PqSelectArgs& args, const CellScratch& scratch,
-                              const SelectLane& lane)
+  __device__ BlockCells(const PqSelectArgs& args, const CellScratch& scratch)
       : args_(args),
-        lane_(lane),
+        scratch_(scratch),
+        lane_(args.candidates.lanes[blockIdx.y]),
         head_count_(args.rule == GroupRule::kMeanLogit ? 1 : args.group_size),
-        cells_per_table_(CellCount(args.geometry)) {
-    const size_t first = size_t{lane.table_begin} * cells_per_table_;
-    cell_count_ = (lane.table_end - lane.table_begin) * cells_per_table_;
-    tokens_ = scratch.tokens + first;
-    values_ = scratch.values + first;
-    keys_ = scratch.keys + first;
+        cells_per_table_(CellCount(args.geometry)) {}
+
+  // Computes the maximum and the sum of exponentials of every head over each table.
+  __device__ void Normalise() const {
+    for (uint32_t table = FirstTable(); table < lane_.table_end; table += gridDim.x) {
+      for (uint32_t first = 0; first < head_count_; first += kHeadsAtOnce) {
+        NormaliseHeads(table, first);
+      }
+    }
   }
 
-  __device__ LaneThreshold Settle(uint32_t* selected_count) {
-    auto& shared = Shared<SelectCellsShared>();
-    uint32_t tokens = 0;
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) tokens += tokens_[i];
-    const uint32_t token_count = BlockSum(tokens, shared.words);
-    const uint32_t k = Smaller(lane_.k, token_count);
-    *selected_count = k;
-    if (k == 0) return {kNoKey, 0};
-    for (uint32_t first = 0; first < head_count_; first += kHeadsAtOnce) {
-      if (ReadsNormalisers(args_.rule, head_count_)) Normalise(first);
-      AddValues(first);
+  // Computes the keys of all cells, and the counts of their first digits.
+  __device__ void FindKeys() const {
+    auto& shared = Shared<CellShared>();
+    if (FirstTable() >= lane_.table_end) return;
+    if (ReadsNormalisers(args_.rule, head_count_)) {
+      for (uint32_t head = WarpIndex(); head < head_count_; head += kChunkWarps) {
+        const HeadNormaliser normaliser = MergeNormalisers(scratch_.partials, lane_.table_begin,
+                                                           lane_.table_end, args_.group_size, head);
+        if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
+      }
     }
+    for (uint32_t i = threadIdx.x; i < DigitBins(0); i += kChunkThreads) shared.bins[i] = 0;
     __syncthreads();
-    return FindKthKey(
-        cell_count_, k, [this](uint32_t cell) { return keys_[cell]; },
-        [this](uint32_t cell) { return tokens_[cell]; }, shared.radix, shared.words);
+    for (uint32_t table = FirstTable(); table < lane_.table_end; table += gridDim.x) {
+      FindKeys(table);
+    }
+    LaneDigits(args_.candidates, scratch_.digits, blockIdx.y).AddBins(shared.bins, 0);
   }
 
  private:
-  // Loads the entries of heads first_head, first_head + 1, ... of one of the lane's tables.
+  static constexpr uint32_t kCellsPerThread = kMaxCells / kChunkThreads;
+
+  __device__ uint32_t FirstTable() const { return lane_.table_begin + blockIdx.x; }
+  __device__ const uint32_t* TokensOf(uint32_t table) const {
+    return scratch_.tokens + size_t{table} * cells_per_table_;
+  }
+
+  // Loads the entries of heads first_head, first_head + 1, ...
   __device__ void LoadTable(uint32_t table, uint32_t first_head) const {
-    auto& shared = Shared<SelectCellsShared>();
-    const TableView view = TablesOf(args_.tables, lane_.table_begin + table, args_.geometry,
-                                    args_.group_size, args_.rule);
+    auto& shared = Shared<CellShared>();
+    const TableView view =
+        TablesOf(args_.tables, table, args_.geometry, args_.group_size, args_.rule);
     __syncthreads();  // the entries before have been read
-    for (uint32_t i = threadIdx.x; i < view.entry_count * kHeadsAtOnce; i += kSelectCellsThreads) {
+    for (uint32_t i = threadIdx.x; i < view.entry_count * kHeadsAtOnce; i += kChunkThreads) {
       const uint32_t head = i / view.entry_count;
       const uint32_t entry = i % view.entry_count;
       shared.table[entry].of[head] =
@@ -176,7 +183,7 @@ class LaneCellSelector {
   }
 
   __device__ HeadFloats<kHeadsAtOnce> Logits(uint32_t cell) const {
-    const auto& table = Shared<SelectCellsShared>().table;
+    const auto& table = Shared<CellShared>().table;
     const uint32_t bits = args_.geometry.bits;
     if (args_.geometry.subspace_count == 1) return table[cell];
     HeadFloats<kHeadsAtOnce> sums = table[cell >> bits];
@@ -186,28 +193,32 @@ class LaneCellSelector {
     return sums;
   }
 
-  // Calls visit(cell, tokens, logits) for the cells of this thread, also for those without tokens.
-  template <typename Visit>
-  __device__ void VisitCells(uint32_t first_head, const Visit& visit) const {
-    for (uint32_t first = 0; first < cell_count_; first += cells_per_table_) {
-      LoadTable(first / cells_per_table_, first_head);
-      PQC_UNROLL_4
-      for (uint32_t cell = threadIdx.x; cell < cells_per_table_; cell += kSelectCellsThreads) {
-        visit(first + cell, tokens_[first + cell], Logits(cell));
-      }
+  // Loads the tokens of this thread's cells, threadIdx.x + i * kChunkThreads.
+  __device__ void LoadTokens(uint32_t table, uint32_t (&tokens)[kCellsPerThread]) const {
+    const uint32_t* const of_table = TokensOf(table);
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kCellsPerThread; ++i) {
+      const uint32_t cell = threadIdx.x + i * kChunkThreads;
+      tokens[i] = cell < cells_per_table_ ? of_table[cell] : 0;
     }
   }
 
-  __device__ void Normalise(uint32_t first_head) const {
-    auto& shared = Shared<SelectCellsShared>();
+  __device__ void NormaliseHeads(uint32_t table, uint32_t first_head) const {
+    auto& shared = Shared<CellShared>();
+    uint32_t tokens[kCellsPerThread];
+    LoadTokens(table, tokens);
+    LoadTable(table, first_head);
     float max[kHeadsAtOnce];
     for (float& of_head : max) of_head = -kLogitLimit;
-    VisitCells(first_head, [&](uint32_t, uint32_t tokens, const HeadFloats<kHeadsAtOnce>& logits) {
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kCellsPerThread; ++i) {
+      if (tokens[i] == 0) continue;
+      const HeadFloats<kHeadsAtOnce> logits = Logits(threadIdx.x + i * kChunkThreads);
       PQC_UNROLL
       for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
-        if (tokens > 0) max[head] = Larger(max[head], logits.of[head]);
+        max[head] = Larger(max[head], logits.of[head]);
       }
-    });
+    }
     PQC_UNROLL
     for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
       max[head] = WarpMax(max[head]);
@@ -217,15 +228,20 @@ class LaneCellSelector {
     double sum[kHeadsAtOnce] = {};
     PQC_UNROLL
     for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
-      max[head] = WarpMax(shared.maxima[head][LaneIndex()]);
+      for (uint32_t warp = 0; warp < kChunkWarps; ++warp) {
+        max[head] = Larger(max[head], shared.maxima[head][warp]);
+      }
     }
-    VisitCells(first_head, [&](uint32_t, uint32_t tokens, const HeadFloats<kHeadsAtOnce>& logits) {
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kCellsPerThread; ++i) {
+      if (tokens[i] == 0) continue;
+      const HeadFloats<kHeadsAtOnce> logits = Logits(threadIdx.x + i * kChunkThreads);
       PQC_UNROLL
       for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
         const float exponent = logits.of[head] - max[head];
-        if (tokens > 0 && exponent >= kMinExponent) sum[head] += double{expf(exponent)} * tokens;
+        if (exponent >= kMinExponent) sum[head] += double{expf(exponent)} * tokens[i];
       }
-    });
+    }
     PQC_UNROLL
     for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
       sum[head] = WarpSum(sum[head]);
@@ -234,97 +250,120 @@ class LaneCellSelector {
     __syncthreads();
     PQC_UNROLL
     for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
-      if (WarpIndex() != head) continue;
-      const double total = WarpSum(shared.sums[head][LaneIndex()]);
-      if (LaneIndex() != 0) continue;
-      shared.normalisers[head] = {max[head], static_cast<float>(1.0 / total),
-                                  static_cast<float>(log(total))};
+      if (threadIdx.x != head || first_head + head >= head_count_) continue;
+      double total = 0.0;
+      for (uint32_t warp = 0; warp < kChunkWarps; ++warp) total += shared.sums[head][warp];
+      scratch_.partials[size_t{table} * args_.group_size + first_head + head] = {
+          max[head], static_cast<float>(total)};
     }
-    __syncthreads();
   }
 
-  // Adds these heads to the values of the cells, and computes their keys after the last head.
-  __device__ void AddValues(uint32_t first_head) const {
-    const auto& normalisers = Shared<SelectCellsShared>().normalisers;
-    const bool has_more = first_head + kHeadsAtOnce < head_count_;
-    VisitCells(first_head,
-               [&](uint32_t cell, uint32_t tokens, const HeadFloats<kHeadsAtOnce>& logits) {
-                 float value = first_head > 0 ? values_[cell] : 0.0f;
-                 PQC_UNROLL
-                 for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
-                   if (first_head + head >= head_count_) break;
-                   value = AddToValue(args_.rule, head_count_, first_head + head, value,
-                                      logits.of[head], normalisers[head]);
-                 }
-                 if (has_more) {
-                   values_[cell] = value;
-                 } else {
-                   keys_[cell] = tokens > 0 ? OrderedKey(value) : 0;
-                 }
-               });
+  __device__ void FindKeys(uint32_t table) const {
+    auto& shared = Shared<CellShared>();
+    uint32_t tokens[kCellsPerThread];
+    LoadTokens(table, tokens);
+    float values[kCellsPerThread] = {};
+    for (uint32_t first = 0; first < head_count_; first += kHeadsAtOnce) {
+      LoadTable(table, first);
+      PQC_UNROLL
+      for (uint32_t i = 0; i < kCellsPerThread; ++i) {
+        if (tokens[i] == 0) continue;
+        const HeadFloats<kHeadsAtOnce> logits = Logits(threadIdx.x + i * kChunkThreads);
+        PQC_UNROLL
+        for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
+          if (first + head >= head_count_) break;
+          values[i] = AddToValue(args_.rule, head_count_, first + head, values[i], logits.of[head],
+                                 shared.normalisers[first + head]);
+        }
+      }
+    }
+    uint32_t* const keys = scratch_.keys + size_t{table} * cells_per_table_;
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kCellsPerThread; ++i) {
+      const uint32_t cell = threadIdx.x + i * kChunkThreads;
+      if (cell >= cells_per_table_) break;
+      const uint32_t key = tokens[i] > 0 ? OrderedKey(values[i]) : 0;
+      keys[cell] = key;
+      if (tokens[i] > 0) atomicAdd(&shared.bins[key >> DigitShift(0)], tokens[i]);
+    }
   }
 
   const PqSelectArgs& args_;
-  const SelectLane& lane_;
+  const CellScratch& scratch_;
+  const SelectLane lane_;
   uint32_t head_count_;
   uint32_t cells_per_table_;
-  uint32_t cell_count_;
-  uint32_t* tokens_;
-  float* values_;
-  uint32_t* keys_;
 };
 
-// Writes the classes of a lane's cells: 1 above the threshold, 2 at it.
-__device__ void WriteCellClasses(const PqSelectArgs& args, const CellScratch& scratch,
-                                 const SelectLane& lane, LaneThreshold threshold) {
-  const uint32_t cells_per_table = CellCount(args.geometry);
-  const uint32_t words = ClassWords(cells_per_table);
-  const uint32_t word_count = (lane.table_end - lane.table_begin) * words;
-  for (uint32_t i = threadIdx.x; i < word_count; i += kSelectCellsThreads) {
-    const uint32_t table = lane.table_begin + i / words;
-    const uint32_t word = i % words;
-    const uint32_t* keys =
-        scratch.keys + size_t{table} * cells_per_table + size_t{word} * kCellsPerWord;
-    uint32_t classes = 0;
-    PQC_UNROLL
-    for (uint32_t cell = 0; cell < kCellsPerWord; ++cell) {
-      if (threshold.key == kNoKey) break;
-      classes |= (keys[cell] > threshold.key    ? 1u
-                  : keys[cell] == threshold.key ? 2u
-                                                : 0u)
-                 << 2 * cell;
-    }
-    scratch.cell_classes[size_t{table} * words + word] = classes;
-  }
+__global__ void __launch_bounds__(kChunkThreads)
+    NormaliseCellsKernel(PqSelectArgs args, CellScratch scratch) {
+  BlockCells(args, scratch).Normalise();
 }
 
-__global__ void __launch_bounds__(kSelectCellsThreads)
-    SelectCellsKernel(PqSelectArgs args, CellScratch scratch) {
-  const SelectLane lane = args.candidates.lanes[blockIdx.x];
-  uint32_t count = 0;
-  LaneThreshold threshold = {kNoKey, 0};
-  if (lane.chunk_begin < lane.chunk_end) {
-    LaneCellSelector settler(args, scratch, lane);
-    threshold = settler.Settle(&count);
-    __syncthreads();
-    WriteCellClasses(args, scratch, lane, threshold);
+__global__ void __launch_bounds__(kChunkThreads)
+    FindCellKeysKernel(PqSelectArgs args, CellScratch scratch) {
+  BlockCells(args, scratch).FindKeys();
+}
+
+// Counts the tokens of each value of `digit` among the cells whose keys share the digits found so
+// far.
+__global__ void CountCellDigitsKernel(PqSelectArgs args, CellScratch scratch, uint32_t digit) {
+  auto& shared = Shared<DigitShared>();
+  const SelectLane lane = args.candidates.lanes[blockIdx.y];
+  const LaneDigits digits(args.candidates, scratch.digits, blockIdx.y);
+  const uint32_t begin = lane.table_begin + blockIdx.x;
+  // The first block also stores the count of a lane without tables.
+  if (begin >= lane.table_end && blockIdx.x > 0) return;
+  const LaneThreshold progress =
+      digits.Find(digit - 1, shared, blockIdx.x == 0, args.selection.counts);
+  for (uint32_t i = threadIdx.x; i < DigitBins(digit); i += kChunkThreads) shared.bins[i] = 0;
+  __syncthreads();
+  const uint32_t cell_count = CellCount(args.geometry);
+  for (uint32_t table = begin; table < lane.table_end; table += gridDim.x) {
+    const size_t first = size_t{table} * cell_count;
+    PQC_UNROLL_4
+    for (uint32_t i = threadIdx.x; i < cell_count; i += kChunkThreads) {
+      CountDigit(scratch.keys[first + i], scratch.tokens[first + i], progress.key, digit,
+                 shared.bins);
+    }
   }
-  if (threadIdx.x == 0) {
-    scratch.thresholds[blockIdx.x] = threshold;
-    args.selection.counts[blockIdx.x] = count;
-  }
+  digits.AddBins(shared.bins, digit);
 }
 
 struct ClassifyShared {
-  uint32_t slots[kChunkWarps];
-  uint32_t cell_classes[ClassWords(kMaxCells)];
+  DigitShared digits;
+  uint32_t cell_classes[ClassWords(kMaxCells)];  // 2 bits per cell: above, and at the threshold
 };
 
+// Computes the classes of a table's cells, in shared memory.
+__device__ void ClassifyCells(const uint32_t* keys, uint32_t cell_count, LaneThreshold threshold,
+                              uint32_t* cell_classes) {
+  for (uint32_t word = threadIdx.x; word < ClassWords(cell_count); word += kChunkThreads) {
+    const auto* const fours = reinterpret_cast<const uint4*>(keys + word * kCellsPerWord);
+    uint32_t classes = 0;
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kCellsPerWord; i += 4) {
+      const uint4 four = fours[i / 4];
+      const uint32_t parts[4] = {four.x, four.y, four.z, four.w};
+      PQC_UNROLL
+      for (uint32_t j = 0; j < 4; ++j) {
+        classes |= (parts[j] > threshold.key    ? 1u
+                    : parts[j] == threshold.key ? 2u
+                                                : 0u)
+                   << 2 * (i + j);
+      }
+    }
+    cell_classes[word] = classes;
+  }
+}
+
 // Classifies the slots of a run of chunks by their cells.
-__global__ void ClassifyCellsKernel(PqSelectArgs args, CellScratch scratch) {
+__global__ void ClassifySlotsKernel(PqSelectArgs args, CellScratch scratch) {
   auto& shared = Shared<ClassifyShared>();
-  const uint32_t words = ClassWords(CellCount(args.geometry));
+  const uint32_t cell_count = CellCount(args.geometry);
   const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
+  LaneThreshold threshold = {kNoKey, 0};
+  uint32_t lane = kNoLane;
   uint32_t table = kNoTable;
   for (uint32_t chunk_index = run.begin; chunk_index < run.end; ++chunk_index) {
     const SelectChunk chunk = args.candidates.chunks[chunk_index];
@@ -332,12 +371,18 @@ __global__ void ClassifyCellsKernel(PqSelectArgs args, CellScratch scratch) {
     const ThreadSlots slots = SlotsOfThread(chunk);
     uint32_t cells[kSlotsPerThread];
     LoadCells(chunk, args.geometry, slots, cells);
+    __syncthreads();  // what the chunk before kept in shared memory has been read
+    if (chunk.lane != lane) {
+      lane = chunk.lane;
+      threshold =
+          LaneDigits(args.candidates, scratch.digits, lane)
+              .Find(kDigitCount - 1, shared.digits,
+                    chunk_index == args.candidates.lanes[lane].chunk_begin, args.selection.counts);
+    }
     if (chunk.table != table) {
       table = chunk.table;
-      __syncthreads();  // the classes before have been read
-      for (uint32_t i = threadIdx.x; i < words; i += kChunkThreads) {
-        shared.cell_classes[i] = scratch.cell_classes[size_t{table} * words + i];
-      }
+      ClassifyCells(scratch.keys + size_t{table} * cell_count, cell_count, threshold,
+                    shared.cell_classes);
       __syncthreads();
     }
     SlotClasses classes = {0, 0};
@@ -348,15 +393,25 @@ __global__ void ClassifyCellsKernel(PqSelectArgs args, CellScratch scratch) {
       classes.above |= (of_cell & 1u) << i;
       classes.equal |= (of_cell >> 1 & 1u) << i;
     }
-    KeepClasses(classes, chunk_index, scratch.classes, shared.slots);
+    KeepClasses(classes, chunk_index, scratch.classes, shared.digits.words);
   }
 }
 
-__global__ void EmitCellsKernel(PqSelectArgs args, CellScratch scratch) {
+__global__ void EmitSlotsKernel(PqSelectArgs args, CellScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
-  EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], scratch.thresholds[chunk.lane],
-                    scratch.classes, args.selection, Shared<ClassifyShared>().slots);
+  const LaneThreshold threshold =
+      LaneDigits(args.candidates, scratch.digits, chunk.lane).Progress(kDigitCount - 1);
+  EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], threshold, scratch.classes,
+                    args.selection, Shared<DigitShared>().words);
+}
+
+// The lane's cells are divided among as many blocks as it has tables, on average.
+dim3 CellBlocks(const PqSelectArgs& args) {
+  constexpr uint32_t kMost = 8;
+  const uint32_t lanes = args.candidates.lane_capacity;
+  if (lanes == 0) return dim3(0);
+  return dim3(Larger(1u, Smaller(kMost, (args.table_capacity + lanes - 1) / lanes)), lanes);
 }
 
 PqSelectShape ShapeOf(const PqSelectArgs& args) {
@@ -365,26 +420,33 @@ PqSelectShape ShapeOf(const PqSelectArgs& args) {
 }
 
 KernelStatus SelectByCells(const PqSelectArgs& args, Stream stream) {
-  const CellScratch scratch = CutCellScratch(ShapeOf(args), args.scratch);
-  const dim3 chunks(args.candidates.chunk_capacity);
+  const PqSelectShape shape = ShapeOf(args);
+  const CellScratch scratch = CutCellScratch(shape, args.scratch);
   const dim3 runs(ChunkBlocks(args.candidates.chunk_capacity));
-  const dim3 lanes(args.candidates.lane_capacity);
-  KernelStatus status = Clear(scratch.tokens, CellTokensBytes(ShapeOf(args)), stream);
+  const LaunchShape cells = {CellBlocks(args), kChunkThreads, sizeof(CellShared)};
+  const LaunchShape digits = {CellBlocks(args), kChunkThreads, sizeof(DigitShared)};
+  // The counts of cells and of digits are neighbours.
+  KernelStatus status =
+      Clear(scratch.tokens, CellTokensBytes(shape) + DigitBinsBytes(shape.lane_capacity), stream);
   if (status.ok()) {
     status =
         Launch(CountCellsKernel, {runs, kChunkThreads, sizeof(CountShared)}, stream, args, scratch);
   }
-  if (status.ok()) {
-    status = Launch(SelectCellsKernel, {lanes, kSelectCellsThreads, sizeof(SelectCellsShared)},
-                    stream, args, scratch);
+  if (status.ok() && ReadsNormalisers(args.rule, args.group_size)) {
+    status = Launch(NormaliseCellsKernel, cells, stream, args, scratch);
+  }
+  if (status.ok()) status = Launch(FindCellKeysKernel, cells, stream, args, scratch);
+  for (uint32_t digit = 1; status.ok() && digit < kDigitCount; ++digit) {
+    status = Launch(CountCellDigitsKernel, digits, stream, args, scratch, digit);
   }
   if (status.ok()) {
-    status = Launch(ClassifyCellsKernel, {runs, kChunkThreads, sizeof(ClassifyShared)}, stream,
+    status = Launch(ClassifySlotsKernel, {runs, kChunkThreads, sizeof(ClassifyShared)}, stream,
                     args, scratch);
   }
   if (!status.ok()) return status;
-  return Launch(EmitCellsKernel, {chunks, kChunkThreads, sizeof(ClassifyShared)}, stream, args,
-                scratch);
+  return Launch(EmitSlotsKernel,
+                {dim3(args.candidates.chunk_capacity), kChunkThreads, sizeof(DigitShared)}, stream,
+                args, scratch);
 }
 
 }  // namespace

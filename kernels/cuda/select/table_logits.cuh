@@ -192,18 +192,18 @@ __device__ void NormaliseChunk(Logits& logits, NormaliseShared& shared,
   }
 }
 
-// Merges the normalisers of one head over all chunks of a lane, with one warp. partials: [chunk,
-// group_size].
-__device__ inline HeadNormaliser MergeNormalisers(const PartialNormaliser* partials,
-                                                  const SelectLane& lane, uint32_t group_size,
+// Merges the normalisers of one head over parts [begin, end), with one warp. partials: [part,
+// group_size]. A sum of 0 is one of nothing.
+__device__ inline HeadNormaliser MergeNormalisers(const PartialNormaliser* partials, uint32_t begin,
+                                                  uint32_t end, uint32_t group_size,
                                                   uint32_t head) {
   float max = -kLogitLimit;
-  for (uint32_t i = lane.chunk_begin + LaneIndex(); i < lane.chunk_end; i += kWarpThreads) {
+  for (uint32_t i = begin + LaneIndex(); i < end; i += kWarpThreads) {
     max = Larger(max, partials[size_t{i} * group_size + head].max);
   }
   max = WarpMax(max);
   double sum = 0.0;
-  for (uint32_t i = lane.chunk_begin + LaneIndex(); i < lane.chunk_end; i += kWarpThreads) {
+  for (uint32_t i = begin + LaneIndex(); i < end; i += kWarpThreads) {
     const PartialNormaliser partial = partials[size_t{i} * group_size + head];
     const float exponent = partial.max - max;
     if (exponent >= kMinExponent) sum += double{expf(exponent)} * double{partial.sum};

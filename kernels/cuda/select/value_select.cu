@@ -6,42 +6,26 @@
 // conflicts between banks, about 10 with random codes.
 #include "kernels/cuda/select/value_select.cuh"
 
+#include "kernels/cuda/select/digits.cuh"
 #include "kernels/cuda/select/select_common.cuh"
 #include "kernels/cuda/select/table_logits.cuh"
 
 namespace pqcached::kernels::cuda {
 namespace {
 
-// Digits of a key, from the highest: 11, 11 and 10 bits.
-constexpr uint32_t kDigitCount = 3;
-constexpr uint32_t kMaxBins = 2048;
-
-__host__ __device__ constexpr uint32_t DigitShift(uint32_t digit) {
-  return digit == 0 ? 21 : digit == 1 ? 10 : 0;
-}
-__host__ __device__ constexpr uint32_t DigitBins(uint32_t digit) {
-  return digit == 2 ? 1024 : 2048;
-}
-
 struct ValueScratch {
-  uint32_t* bins;  // [digit, lane, kMaxBins]: histogram of keys with the same higher digits
+  DigitScratch digits;
   PartialNormaliser* partials;  // [chunk, G]
   uint32_t* keys;               // [chunk, kChunkTokens]
-  LaneThreshold* progress;      // [digit, lane]: key prefix found so far, and tokens left to select
   ClassScratch classes;
 };
-
-size_t BinsBytes(const ScoreSelectShape& shape) {
-  return ScratchPart(size_t{kDigitCount} * shape.lane_capacity * kMaxBins * sizeof(uint32_t));
-}
 
 ValueScratch CutScratch(const ScoreSelectShape& shape, void* scratch) {
   ScratchParts parts(scratch);
   ValueScratch cut;
-  cut.bins = parts.Take<uint32_t>(size_t{kDigitCount} * shape.lane_capacity * kMaxBins);
+  cut.digits = CutDigitScratch(parts, shape.lane_capacity);
   cut.partials = parts.Take<PartialNormaliser>(size_t{shape.chunk_capacity} * shape.group_size);
   cut.keys = parts.Take<uint32_t>(size_t{shape.chunk_capacity} * kChunkTokens);
-  cut.progress = parts.Take<LaneThreshold>(size_t{kDigitCount} * shape.lane_capacity);
   cut.classes = CutClassScratch(parts, shape.chunk_capacity);
   return cut;
 }
@@ -87,6 +71,10 @@ class CodeLogits : public TableLogits<kHeads> {
       : TableLogits<kHeads>(args.geometry, args.tables, args.group_size, args.rule, shared) {}
 };
 
+__device__ bool IsFirstOfLane(const ValueSelectArgs& args, uint32_t lane, uint32_t chunk) {
+  return chunk == args.candidates.lanes[lane].chunk_begin;
+}
+
 struct LogitShared {
   NormaliseShared normalise;
   HeadNormaliser normalisers[kMaxSelectGroup];
@@ -96,7 +84,7 @@ struct LogitShared {
 
 // Computes the maximum and the sum of exponentials of every head over each chunk.
 template <typename Logits>
-__global__ void __launch_bounds__(kChunkThreads)
+__global__ void __launch_bounds__(kChunkThreads, 2)
     NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch) {
   auto& shared = Shared<LogitShared>();
   const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
@@ -107,19 +95,6 @@ __global__ void __launch_bounds__(kChunkThreads)
     logits.Begin(chunk);
     NormaliseChunk(logits, shared.normalise, scratch.partials + size_t{i} * args.group_size);
   }
-}
-
-// Adds the block's histogram in shared memory to that of the lane.
-__device__ inline void AddBins(const uint32_t* block_bins, uint32_t bin_count, uint32_t* bins) {
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < bin_count; i += kChunkThreads) {
-    if (block_bins[i] > 0) atomicAdd(&bins[i], block_bins[i]);
-  }
-}
-
-__device__ inline uint32_t* BinsOf(const ValueScratch& scratch, uint32_t digit, uint32_t lane,
-                                   uint32_t lane_capacity) {
-  return scratch.bins + (size_t{digit} * lane_capacity + lane) * kMaxBins;
 }
 
 // Computes the keys of all tokens of a run of chunks, and the histograms of their first digits.
@@ -155,8 +130,8 @@ class KeyFinder {
     __syncthreads();  // the bins and normalisers of the lane before have been read
     if (ReadsNormalisers(args_.rule, head_count) || args_.lse != nullptr) {
       for (uint32_t head = WarpIndex(); head < head_count; head += kChunkWarps) {
-        const HeadNormaliser normaliser =
-            MergeNormalisers(scratch_.partials, lane, args_.group_size, head);
+        const HeadNormaliser normaliser = MergeNormalisers(scratch_.partials, lane.chunk_begin,
+                                                           lane.chunk_end, args_.group_size, head);
         if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
       }
     }
@@ -171,8 +146,7 @@ class KeyFinder {
 
   __device__ void EndLane() {
     if (lane_ == kNoLane) return;
-    AddBins(Shared<LogitShared>().bins, DigitBins(0),
-            BinsOf(scratch_, 0, lane_, args_.candidates.lane_capacity));
+    LaneDigits(args_.candidates, scratch_.digits, lane_).AddBins(Shared<LogitShared>().bins, 0);
   }
 
   __device__ void FindKeys(uint32_t* keys) {
@@ -205,71 +179,20 @@ class KeyFinder {
 };
 
 template <typename Logits>
-__global__ void __launch_bounds__(kChunkThreads)
+__global__ void __launch_bounds__(kChunkThreads, 2)
     FindKeysKernel(ValueSelectArgs args, ValueScratch scratch) {
   KeyFinder<Logits>(args, scratch).Run();
-}
-
-struct DigitShared {
-  uint32_t words[kChunkWarps];
-  uint32_t bins[kMaxBins];
-  uint32_t digit;
-  uint32_t above;
-  uint32_t total;
-};
-
-// Finds one digit of the lane's k-th largest key from the histogram of the previous kernel. All
-// blocks of a lane find the same digit; the block with its first chunk stores it for later kernels.
-__device__ LaneThreshold FindDigit(const ValueSelectArgs& args, const ValueScratch& scratch,
-                                   uint32_t lane_index, uint32_t chunk, uint32_t digit) {
-  auto& shared = Shared<DigitShared>();
-  const uint32_t lane_capacity = args.candidates.lane_capacity;
-  const SelectLane lane = args.candidates.lanes[lane_index];
-  const uint32_t* bins = BinsOf(scratch, digit, lane_index, lane_capacity);
-  const uint32_t bins_per_thread = DigitBins(digit) / kChunkThreads;
-  // thread 0 takes the largest digits
-  const uint32_t last = DigitBins(digit) - 1 - threadIdx.x * bins_per_thread;
-  uint32_t tokens = 0;
-  for (uint32_t i = 0; i < bins_per_thread; ++i) tokens += bins[last - i];
-  uint32_t above = BlockSumBefore(tokens, shared.words);
-  if (threadIdx.x == kChunkThreads - 1) shared.total = above + tokens;
-  __syncthreads();
-  LaneThreshold progress = {0, Smaller(lane.k, shared.total)};
-  if (digit > 0) progress = scratch.progress[(digit - 1) * lane_capacity + lane_index];
-  if (progress.equal_quota == 0) {
-    progress = {kNoKey, 0};
-  } else {
-    for (uint32_t i = 0; i < bins_per_thread; ++i) {
-      const uint32_t count = bins[last - i];
-      if (above < progress.equal_quota && progress.equal_quota <= above + count) {
-        shared.digit = last - i;
-        shared.above = above;
-      }
-      above += count;
-    }
-    __syncthreads();
-    progress = {progress.key | shared.digit << DigitShift(digit),
-                progress.equal_quota - shared.above};
-  }
-  __syncthreads();
-  if (chunk == lane.chunk_begin && threadIdx.x == 0) {
-    scratch.progress[digit * lane_capacity + lane_index] = progress;
-    if (digit == 0) args.selection.counts[lane_index] = Smaller(lane.k, shared.total);
-  }
-  return progress;
 }
 
 // Counts each value of `digit` among the keys that share the digits found so far.
 __global__ void CountDigitsKernel(ValueSelectArgs args, ValueScratch scratch, uint32_t digit) {
   auto& shared = Shared<DigitShared>();
   const ChunkRun run = RunOfBlock(args.candidates.chunk_capacity);
-  const uint32_t shift_before = DigitShift(digit - 1);
   LaneThreshold progress = {kNoKey, 0};
   uint32_t lane = kNoLane;
   const auto end_lane = [&] {
     if (lane == kNoLane) return;
-    AddBins(shared.bins, DigitBins(digit),
-            BinsOf(scratch, digit, lane, args.candidates.lane_capacity));
+    LaneDigits(args.candidates, scratch.digits, lane).AddBins(shared.bins, digit);
   };
   for (uint32_t chunk_index = run.begin; chunk_index < run.end; ++chunk_index) {
     const SelectChunk chunk = args.candidates.chunks[chunk_index];
@@ -278,15 +201,16 @@ __global__ void CountDigitsKernel(ValueSelectArgs args, ValueScratch scratch, ui
       end_lane();
       lane = chunk.lane;
       __syncthreads();  // the bins of the lane before have been read
-      progress = FindDigit(args, scratch, lane, chunk_index, digit - 1);
+      progress = LaneDigits(args.candidates, scratch.digits, lane)
+                     .Find(digit - 1, shared, IsFirstOfLane(args, lane, chunk_index),
+                           args.selection.counts);
       for (uint32_t i = threadIdx.x; i < DigitBins(digit); i += kChunkThreads) shared.bins[i] = 0;
       __syncthreads();
     }
     const uint32_t* const keys = scratch.keys + size_t{chunk_index} * kChunkTokens;
     const uint32_t count = chunk.slot_end - chunk.slot_begin;
     for (uint32_t i = threadIdx.x; i < count; i += kChunkThreads) {
-      if (keys[i] >> shift_before != progress.key >> shift_before) continue;
-      atomicAdd(&shared.bins[keys[i] >> DigitShift(digit) & (DigitBins(digit) - 1)], 1u);
+      CountDigit(keys[i], 1, progress.key, digit, shared.bins);
     }
   }
   end_lane();
@@ -322,7 +246,9 @@ __global__ void ClassifyValuesKernel(ValueSelectArgs args, ValueScratch scratch)
     if (chunk.lane != lane) {
       lane = chunk.lane;
       __syncthreads();  // what the lane before kept in shared memory has been read
-      threshold = FindDigit(args, scratch, lane, i, kDigitCount - 1);
+      threshold = LaneDigits(args.candidates, scratch.digits, lane)
+                      .Find(kDigitCount - 1, Shared<DigitShared>(), IsFirstOfLane(args, lane, i),
+                            args.selection.counts);
     }
     KeepClasses(ClassifyByKey(scratch.keys + size_t{i} * kChunkTokens, SlotsOfThread(chunk).count,
                               threshold),
@@ -334,7 +260,7 @@ __global__ void EmitValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
   const LaneThreshold threshold =
-      scratch.progress[(kDigitCount - 1) * args.candidates.lane_capacity + chunk.lane];
+      LaneDigits(args.candidates, scratch.digits, chunk.lane).Progress(kDigitCount - 1);
   EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], threshold, scratch.classes,
                     args.selection, Shared<DigitShared>().words);
 }
@@ -352,7 +278,9 @@ KernelStatus LaunchAll(const ValueSelectArgs& args, Stream stream) {
   // Clears the counts, because a lane without chunks has no block that would write its count.
   KernelStatus status =
       Clear(args.selection.counts, size_t{shape.lane_capacity} * sizeof(uint32_t), stream);
-  if (status.ok()) status = Clear(scratch.bins, BinsBytes(shape), stream);
+  if (status.ok()) {
+    status = Clear(scratch.digits.bins, DigitBinsBytes(shape.lane_capacity), stream);
+  }
   if (status.ok() && (args.lse != nullptr || ReadsNormalisers(args.rule, args.group_size))) {
     status = Launch(NormaliseChunksKernel<Logits>, logit_launch, stream, args, scratch);
   }
@@ -378,10 +306,9 @@ KernelStatus SelectByValues(const ValueSelectArgs& args, Stream stream) {
 }
 
 size_t ScoreSelectScratchBytes(const ScoreSelectShape& shape) {
-  return BinsBytes(shape) +
+  return DigitScratchBytes(shape.lane_capacity) +
          ScratchPart(size_t{shape.chunk_capacity} * shape.group_size * sizeof(PartialNormaliser)) +
          ScratchPart(size_t{shape.chunk_capacity} * kChunkTokens * sizeof(uint32_t)) +
-         ScratchPart(size_t{kDigitCount} * shape.lane_capacity * sizeof(LaneThreshold)) +
          ClassScratchBytes(shape.chunk_capacity);
 }
 

@@ -111,8 +111,8 @@ class PageScorer {
     logits_.Begin(chunk);
     for (uint32_t head = WarpIndex(); UsesNormalisers(args_) && head < logits_.head_count();
          head += kChunkWarps) {
-      const HeadNormaliser normaliser =
-          MergeNormalisers(scratch_.partials, lane, GroupSize(args_), head);
+      const HeadNormaliser normaliser = MergeNormalisers(scratch_.partials, lane.chunk_begin,
+                                                         lane.chunk_end, GroupSize(args_), head);
       if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
     }
     __syncthreads();

@@ -184,8 +184,8 @@ Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture);
 // Errors: kInvalid  pageable host memory, or memory of another device (the message names `name`)
 Status CheckDevicePointer(const void* memory, std::string_view name, const Device& device);
 
-// Checks that the stream belongs to `device`. A stream that captures is not checked: the CUDA runtime
-// refuses the question then.
+// Checks that the stream belongs to `device`. A stream that captures is not checked: the CUDA
+// runtime refuses the question then.
 //
 // Errors: kInvalid  the stream belongs to another device than `device`
 Status CheckStream(kernels::cuda::Stream stream, const Device& device);

@@ -1,11 +1,11 @@
 // Partial attention.
 //
 // A thread block computes one part (split) of the rows of one lane for up to kHeads of the lane's L
-// * G heads. Rows are loaded into shared memory in tiles, 16 bytes per thread; the loads of the next
-// tile are under way during the work on the current one. There a thread scores one row for some
-// heads, and later accumulates one value dimension for all heads; only the softmax needs reductions
-// over the threads of a warp. Rows in the tile are padded by 16 bytes, so that 32 rows are read
-// without bank conflicts.
+// * G heads. Rows are loaded into shared memory in tiles, 16 bytes per thread; the loads of the
+// next tile are under way during the work on the current one. There a thread scores one row for
+// some heads, and later accumulates one value dimension for all heads; only the softmax needs
+// reductions over the threads of a warp. Rows in the tile are padded by 16 bytes, so that 32 rows
+// are read without bank conflicts.
 //
 // Speed: rows in host memory are read once, because all heads of a lane (up to kHeads) share a
 // block. Products do not use tensor cores.

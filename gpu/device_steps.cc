@@ -273,7 +273,9 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   }
   if (batch.decodes) RETURN_IF_ERROR(ReserveRecent());
   if (!page_lock_) {
-    page_lock_ = std::make_unique<PageLock>(device_, batch.pool, batch.pool_bytes);
+    Device device = device_;
+    device.registers_read_only = device.registers_read_only && batch.locks_pool;
+    page_lock_ = std::make_unique<PageLock>(device, batch.pool, batch.pool_bytes);
   }
   Status status = tables_.Update(
       batch, {.page_lock = page_lock_.get(), .pool = batch.pool, .caches = caches_.get()}, stream_);

@@ -32,7 +32,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 12;
+inline constexpr uint32_t kStepsVersion = 13;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // Tokens of an item, stored or not, whose rows Begin takes from the host for Decode.
@@ -162,6 +162,8 @@ struct StepBatch {
   uint32_t excluded_count = 0;
   const std::byte* pool = nullptr;  // contains all rows, planes and centroids
   size_t pool_bytes = 0;
+  // Its pages may be locked: the sidecar keeps them in place. false: the host reads all rows.
+  bool locks_pool = false;
   void* stream = nullptr;  // a cudaStream_t of the device
 };
 

@@ -443,6 +443,12 @@ class Store {
   //         kFailedPrecondition  session: it is not local
   virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, std::string_view session,
                                                 uint64_t cache_id) = 0;
+  // Keeps all pages of a cache's pool in place until the end of the session, so that its client may
+  // page-lock them: no memory of this cache returns to the machine meanwhile.
+  //
+  // Errors: as OpenPool
+  virtual absl::Status HoldPool(std::string_view tenant, std::string_view session,
+                                uint64_t cache_id) = 0;
   // Creates the session's staging ring of slot_count slots of slot_bytes; once. All of its memory
   // is allocated now, and freed by DropSession, although the caller, which owns the descriptor, may
   // still hold it. The descriptor is writable. `tenant`: the session's.

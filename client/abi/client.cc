@@ -47,6 +47,7 @@ class SidecarHost final : public LocalHost {
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) override {
     return broker_->OpenPool(cache_id, pool);
   }
+  pqc_status HoldPool(uint64_t cache_id) override { return broker_->HoldPool(cache_id); }
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<Mapping>* ring) override {
     return broker_->OpenStaging(slot_bytes, slot_count, ring);

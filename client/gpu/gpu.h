@@ -62,6 +62,7 @@ struct GpuState final : StepDevice {
   // Memory that the GPU may still read: the pool until another pool replaces it, images until their
   // step's work is done.
   std::shared_ptr<Mapping> pool;  // shared, as all mappings are
+  bool locks_pool = false;        // the sidecar keeps its pages in place
   std::vector<std::shared_ptr<Image>> held;
 
   // Prefill: one call at a time packs into the ring, which is page-locked.

@@ -65,9 +65,12 @@ class DeviceSink final : public LoadSink {
   }
 
   pqc_status SetPool(const std::shared_ptr<Mapping>& pool) override {
+    held_.keeps_pool = false;
     const gpu::Outcome set = held_.loader->SetPool(pool->data(), pool->size_bytes());
-    if (set.ok()) held_.pool = pool;
-    return Note(set);
+    if (!set.ok()) return Note(set);
+    held_.pool = pool;
+    held_.keeps_pool = pool->HoldPages() == PQC_OK;
+    return PQC_OK;
   }
 
   void Write(const kvstore::RowRun& run) override {
@@ -147,8 +150,8 @@ pqc_status DeviceLoads::Take(const void* target, const char* name, HeldLoader* l
   {
     const base::MutexLock lock(&mutex_);
     for (auto held = idle_.rbegin(); held != idle_.rend(); ++held) {
-      if (!(*held)->CheckTarget(target).ok()) continue;  // of another device
-      loader->loader = std::move(*held);
+      if (!held->loader->CheckTarget(target).ok()) continue;  // of another device
+      *loader = std::move(*held);
       idle_.erase(std::next(held).base());
       return PQC_OK;
     }
@@ -162,10 +165,13 @@ pqc_status DeviceLoads::Take(const void* target, const char* name, HeldLoader* l
 }
 
 void DeviceLoads::Return(HeldLoader loader) {
-  if (!loader.loader->SetPool(nullptr, 0).ok()) return;  // it is closed
+  if (!loader.keeps_pool) {
+    if (!loader.loader->SetPool(nullptr, 0).ok()) return;  // it is closed
+    loader.pool.reset();
+  }
   const base::MutexLock lock(&mutex_);
   try {
-    idle_.push_back(std::move(loader.loader));
+    idle_.push_back(std::move(loader));
   } catch (const std::bad_alloc&) {  // it is closed
   }
 }

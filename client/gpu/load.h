@@ -22,20 +22,21 @@ struct LoaderCloser {
 
 // A loader of one load, and the memory that it may read in place.
 struct HeldLoader {
-  std::shared_ptr<Mapping> pool;                         // shared, as all mappings are
+  std::shared_ptr<Mapping> pool;  // shared, as all mappings are
+  bool keeps_pool = false;        // between loads, too: the sidecar keeps its pages in place
   std::unique_ptr<gpu::RowLoader, LoaderCloser> loader;  // destroyed first
 };
 
-// The loaders of a client that no load uses, and the library that makes them. They have no pool:
-// the kernel may remove pages of free extents from it, and a page lock that remains would go on
-// reading the removed pages. Thread-safe.
+// The loaders of a client that no load uses, and the library that makes them. They keep the locks
+// of a pool whose pages the sidecar keeps in place. Of another pool, the sidecar may remove pages of
+// free extents, and a lock that remains would go on reading the removed pages. Thread-safe.
 class DeviceLoads {
  public:
   // Sets the library, unless there is one.
   void SetEntry(const gpu::GpuEntry& entry);
   // Takes or opens a loader for the device that has `target`. `name`: of the pointer, in errors.
   pqc_status Take(const void* target, const char* name, HeldLoader* loader);
-  // Releases the pool of a loader whose copies have ended, and keeps the loader for a later load.
+  // Keeps a loader whose copies have ended for a later load.
   void Return(HeldLoader loader);
 
  private:
@@ -43,7 +44,7 @@ class DeviceLoads {
 
   base::Mutex mutex_;
   const gpu::GpuEntry* entry_ PQCACHED_GUARDED_BY(mutex_) = nullptr;  // null: not loaded yet
-  std::vector<std::unique_ptr<gpu::RowLoader, LoaderCloser>> idle_ PQCACHED_GUARDED_BY(mutex_);
+  std::vector<HeldLoader> idle_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 std::shared_ptr<DeviceLoads> DeviceLoadsOf(ClientState& client);

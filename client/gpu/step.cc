@@ -150,7 +150,8 @@ void DropUnseated(GpuState& gpu) {
   }
 }
 
-// Makes the device release the previous pool before it uses another one.
+// Makes the device release the previous pool before it uses another one. Of a pool whose pages the
+// sidecar may remove, which an older one does, the host reads the rows.
 pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
@@ -158,10 +159,13 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
     return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced"));
   }
   if (gpu.pool == pool) return PQC_OK;
+  const pqc_status held = pool->HoldPages();
+  if (held != PQC_OK && held != PQC_UNIMPLEMENTED) return held;
   RETURN_IF_ERROR(Report(gpu.steps->ReleasePool(), "gpu"));
   gpu.held.clear();
   gpu.seen.clear();
   gpu.pool = pool;
+  gpu.locks_pool = held == PQC_OK;
   return PQC_OK;
 }
 
@@ -337,6 +341,7 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
                                   .excluded_count = static_cast<uint32_t>(excluded.size()),
                                   .pool = pool->data(),
                                   .pool_bytes = pool->size_bytes(),
+                                  .locks_pool = locks_pool,
                                   .stream = stream}),
                     "gpu");
   }

@@ -260,16 +260,19 @@ pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_p
   return ReceivePending(deadline, reply, descriptor);
 }
 
+pqc_status Broker::Ask(const BrokerRequest& request, Clock::time_point deadline, BrokerReply* reply,
+                       int* descriptor) {
+  pqc_status status = RequestAndReceive(request, deadline, reply, descriptor);
+  if (status == PQC_OK) status = CheckReply(*reply, request.call);
+  if (status != PQC_OK && *descriptor >= 0) close(std::exchange(*descriptor, -1));
+  return status;
+}
+
 pqc_status Broker::Exchange(const BrokerRequest& request, Clock::time_point deadline,
                             MappingAccess access, const char* name, BrokerReply* reply,
                             std::shared_ptr<Mapping>* memory) {
   int descriptor = -1;
-  pqc_status status = RequestAndReceive(request, deadline, reply, &descriptor);
-  if (status == PQC_OK) status = CheckReply(*reply, request.call);
-  if (status != PQC_OK) {
-    if (descriptor >= 0) close(descriptor);
-    return status;
-  }
+  RETURN_IF_ERROR(Ask(request, deadline, reply, &descriptor));
   return Mapping::Map(descriptor, reply->size_bytes, access, name, memory);
 }
 
@@ -279,6 +282,17 @@ pqc_status Broker::OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
   request.cache_id = cache_id;
   BrokerReply reply;
   return Exchange(request, CallDeadline(timeout_ms_), MappingAccess::kRead, "pool", &reply, pool);
+}
+
+pqc_status Broker::HoldPool(uint64_t cache_id) {
+  BrokerRequest request;
+  request.call = BrokerCall::kHoldPool;
+  request.cache_id = cache_id;
+  BrokerReply reply;
+  int descriptor = -1;
+  const pqc_status status = Ask(request, CallDeadline(timeout_ms_), &reply, &descriptor);
+  if (descriptor >= 0) close(descriptor);
+  return status;
 }
 
 pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,

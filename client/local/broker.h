@@ -47,6 +47,7 @@ class Broker {
   const kvstore::BrokerReply& hello() const { return hello_; }
 
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
+  pqc_status HoldPool(uint64_t cache_id);
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count, std::shared_ptr<Mapping>* ring);
 
   // Closes the connection, and with it the session.
@@ -64,6 +65,10 @@ class Broker {
  private:
   explicit Broker(int socket, uint32_t timeout_ms) : socket_(socket), timeout_ms_(timeout_ms) {}
 
+  // Sends a request and receives the answer, with its descriptor, which the caller owns; -1 = none.
+  pqc_status Ask(const kvstore::BrokerRequest& request,
+                 std::chrono::steady_clock::time_point deadline, kvstore::BrokerReply* reply,
+                 int* descriptor);
   // Sends a request and maps the memory that the answer carries.
   pqc_status Exchange(const kvstore::BrokerRequest& request,
                       std::chrono::steady_clock::time_point deadline, MappingAccess access,

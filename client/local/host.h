@@ -44,6 +44,9 @@ class LocalHost {
   virtual ~LocalHost() = default;
 
   virtual pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) = 0;
+  // Makes the sidecar keep the pages of the pool in place until the session ends.
+  // Errors: PQC_UNIMPLEMENTED  an older sidecar
+  virtual pqc_status HoldPool(uint64_t cache_id) = 0;
   // REQUIRES: called at most once.
   virtual pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                                  std::shared_ptr<Mapping>* ring) = 0;

@@ -92,8 +92,17 @@ pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
   if (!mapped) {
     RETURN_IF_ERROR(host_->OpenPool(cache_id, &mapped));
     mapped_bytes_ += mapped->size_bytes();
+    mapped->SetHold([this, cache_id] { return HoldPool(cache_id); });  // the link owns the mapping
   }
   *pool = std::shared_ptr<Mapping>(shared_from_this(), mapped.get());
+  return PQC_OK;
+}
+
+pqc_status LocalLink::HoldPool(uint64_t cache_id) {
+  const base::MutexLock lock(&mutex_);
+  if (held_pools_.contains(cache_id)) return PQC_OK;
+  RETURN_IF_ERROR(host_->HoldPool(cache_id));
+  held_pools_.insert(cache_id);
   return PQC_OK;
 }
 

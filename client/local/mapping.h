@@ -1,11 +1,13 @@
 // Mapping is memory of the sidecar, mapped into this process for as long as the object lives.
 //
-// Immutable; thread-safe. The sidecar may change the mapped bytes at any time.
+// Thread-safe, apart from SetHold. The sidecar may change the mapped bytes at any time.
 #ifndef PQCACHED_CLIENT_LOCAL_MAPPING_H_
 #define PQCACHED_CLIENT_LOCAL_MAPPING_H_
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "pqcached/client.h"
 
@@ -27,11 +29,21 @@ class Mapping {
   std::byte* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
 
+  // Sets what HoldPages calls; before others use the object.
+  void SetHold(std::function<pqc_status()> hold) { hold_ = std::move(hold); }
+  // Makes the sidecar keep the pages of this memory, a pool, in place until the session ends. The
+  // memory may be page-locked from then on: of a page that the sidecar removes, a device that has
+  // locked it would read the old contents.
+  //
+  // Errors: PQC_UNIMPLEMENTED  an older sidecar, or memory that is no pool
+  pqc_status HoldPages() const { return hold_ ? hold_() : PQC_UNIMPLEMENTED; }
+
  private:
   Mapping(std::byte* data, size_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
 
   std::byte* const data_;
   const size_t size_bytes_;
+  std::function<pqc_status()> hold_;
 };
 
 }  // namespace pqcached::client

@@ -105,7 +105,10 @@ Outcome DeviceLoader::Follow(void* stream) {
 }
 
 Outcome DeviceLoader::SetPool(const std::byte* pool, size_t pool_bytes) {
-  if (pool == pool_ && pool_bytes == pool_bytes_) return {};
+  if (pool == pool_ && pool_bytes == pool_bytes_) {
+    locks_pool_ = pool != nullptr;  // also where an earlier load was refused
+    return {};
+  }
   return OnDevice(device_.index, [&]() -> Status {
     const RelaxedCaptureMode beside;
     page_lock_.reset();  // the last Finish has waited for the copies

@@ -385,7 +385,7 @@ void Pool::VisitFree(size_t piece_bytes, absl::FunctionRef<bool(UnitRange piece)
 }
 
 size_t Pool::ReturnFreePages(size_t wanted_bytes) {
-  if (strict_) return 0;
+  if (KeepsPages()) return 0;
   size_t returned_bytes = 0;
   VisitFree(kReturnBytes, [&](UnitRange piece) {
     if (returned_bytes >= wanted_bytes) return false;
@@ -395,7 +395,28 @@ size_t Pool::ReturnFreePages(size_t wanted_bytes) {
   return returned_bytes;
 }
 
-bool Pool::KeepsPages() const { return strict_ || IsOnHugetlbfs(memfd_.get()); }
+bool Pool::AlwaysKeepsPages() const { return strict_ || IsOnHugetlbfs(memfd_.get()); }
+
+bool Pool::KeepsPages() const {
+  if (AlwaysKeepsPages()) return true;
+  const MutexLock lock(&mutex_);
+  return page_holds_ > 0;
+}
+
+PageHold Pool::HoldPages() {
+  {
+    const MutexLock lock(&mutex_);
+    ++page_holds_;
+  }
+  return {this, [pool = weak_from_this()](const void*) {
+            if (const auto held = pool.lock()) held->ReleaseHold();
+          }};
+}
+
+void Pool::ReleaseHold() {
+  const MutexLock lock(&mutex_);
+  --page_holds_;
+}
 
 size_t Pool::ReturnUnusedPages() {
   size_t allowed_bytes = idle_reserve_bytes_;
@@ -414,7 +435,8 @@ size_t Pool::ReturnUnusedPages() {
 
 // A piece that is allocated concurrently is overwritten by its owner.
 void Pool::EraseFree() {
-  VisitFree(kEraseBytes, [&](UnitRange units) {
+  // Writing to a chunk makes its pages present, so chunks without pages are left out.
+  VisitFree(KeepsPages() ? kReturnBytes : kEraseBytes, [&](UnitRange units) {
     if (!HasPages(units)) return true;
     {
       const MutexLock lock(&mutex_);
@@ -464,7 +486,7 @@ size_t Pool::ReturnPages(UnitRange units) {
   size_t returned_bytes = 0;
   granted_->Remove(units.offset_bytes(), units.size_bytes(), [&] {
     const MutexLock lock(&mutex_);
-    if (!units_.IsFree(units)) return;
+    if (!units_.IsFree(units) || page_holds_ > 0) return;
     const size_t before_bytes = absent_bytes();
     PQC_CRASH_POINT();
     if (madvise(data(units), units.size_bytes(), MADV_REMOVE) != 0) return;
@@ -476,6 +498,8 @@ size_t Pool::ReturnPages(UnitRange units) {
 bool Pool::RemovePages(UnitRange units) {
   bool removed = false;
   granted_->Remove(units.offset_bytes(), units.size_bytes(), [&] {
+    const MutexLock lock(&mutex_);
+    if (page_holds_ > 0) return;
     PQC_CRASH_POINT();
     removed = madvise(data(units), units.size_bytes(), MADV_REMOVE) == 0;
   });
@@ -527,7 +551,7 @@ void Pool::BeginQuarantine() {
     begin = end;
   }
   GrantClaimed();
-  if (grows_ && KeepsPages()) granted_bytes_ = std::max(granted_bytes_, kept_bytes);
+  if (grows_ && AlwaysKeepsPages()) granted_bytes_ = std::max(granted_bytes_, kept_bytes);
 }
 
 bool Pool::EndQuarantine() {

@@ -43,6 +43,9 @@ namespace pqcached::kvstore {
 
 class Extent;
 
+// Keeps the pages of a pool in place while it lives (Pool::HoldPages).
+using PageHold = std::shared_ptr<const void>;
+
 // The use of a pool that grows is granted in steps of this size.
 inline constexpr size_t kGrantBytes = size_t{64} << 20;
 
@@ -143,15 +146,19 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void PauseTouching(bool paused);
   // Returns pages of free extents to the machine, those first that are allocated last; returns the
   // number of bytes, which exceeds `wanted_bytes` by less than 2 MiB. Returns 0 for a strict pool,
-  // whose seal forbids punching holes.
+  // whose seal forbids punching holes, and while pages are held.
   size_t ReturnFreePages(size_t wanted_bytes);
   // Returns free pages until the pages of the pool are at most the idle reserve plus 1.2 times the
   // most bytes that were in use since the call before the last one; returns the number of bytes.
   // Called at regular intervals, it thus leaves the pages of a workload that ends and begins within
   // an interval in place, and returns those of one that has ended two intervals ago.
   size_t ReturnUnusedPages();
+  // Keeps all pages of the pool in place, also those of free extents, until the returned object is
+  // destroyed. For readers that have page-locked a mapping of the pool: their device goes on to
+  // read the old page of an extent whose page was removed.
+  PageHold HoldPages();
   // Overwrites the contents of all free and quarantined extents with zeros: returns their pages to
-  // the machine, or, in a strict pool, writes.
+  // the machine, or, where pages stay, writes.
   void EraseFree();
   // Returns the number of bytes that no physical page backs.
   size_t absent_bytes() const { return granted_->absent_bytes(); }
@@ -174,8 +181,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   size_t UsedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
   }
-  // Returns whether pages stay in the pool when they are unused.
+  // Returns whether pages stay in the pool when they are unused: always, and at present.
+  bool AlwaysKeepsPages() const;
   bool KeepsPages() const;
+  void ReleaseHold();
   // Grants the bytes in use of an earlier process.
   void GrantClaimed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Pool(FileDescriptor memfd, Options options, size_t page_bytes,
@@ -234,6 +243,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   size_t peak_used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t previous_peak_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t allocated_since_touch_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t page_holds_ ABSL_GUARDED_BY(mutex_) = 0;
   bool touch_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   bool reserve_touched_ ABSL_GUARDED_BY(mutex_) = false;  // by the last TouchReserve, completely
   CondVar touch_;  // signalled when the toucher has work, or ends

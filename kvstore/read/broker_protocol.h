@@ -37,6 +37,8 @@ enum class BrokerCall : uint32_t {
   kOpenPool = 2,     // descriptor: the pool of a cache that the session's tenant owns, read-only
   kOpenStaging = 3,  // once; descriptor: the staging ring, created and size-sealed by the sidecar
   kResume = 4,       // reopens a session; sent instead of kHello and answered in the same way
+  kHoldPool = 5,     // keeps the pages of a pool in place until the session ends; no descriptor.
+                     // Sent before the client page-locks them. UNIMPLEMENTED: an older sidecar
 };
 
 struct BrokerRequest {
@@ -50,7 +52,7 @@ struct BrokerRequest {
     char client_name[136] = {};  // kHello: human-readable
     char resume_token[72];       // kResume: BrokerReply::session_token of the session
   };
-  uint64_t cache_id = 0;    // kOpenPool
+  uint64_t cache_id = 0;    // kOpenPool, kHoldPool
   uint64_t slot_bytes = 0;  // kOpenStaging: a multiple of 1 MiB
   uint32_t slot_count = 0;  // kOpenStaging
   uint32_t reserved2 = 0;

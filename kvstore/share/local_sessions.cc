@@ -78,6 +78,13 @@ absl::Status LocalSessions::NotePool(std::string_view session, uint64_t cache_id
   return absl::OkStatus();
 }
 
+absl::Status LocalSessions::HoldPool(std::string_view session, uint64_t cache_id, PageHold hold) {
+  const MutexLock lock(&mutex_);
+  ASSIGN_OR_RETURN(const auto found, Find(session));
+  found->holds.emplace(cache_id, std::move(hold));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view tenant,
                                                         std::string_view session,
                                                         uint64_t slot_bytes, uint32_t slot_count) {

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/local_session.h"
+#include "kvstore/memory/pool.h"
 #include "kvstore/mutex.h"
 #include "kvstore/share/control_memory.h"
 #include "kvstore/share/lease.h"
@@ -47,6 +48,7 @@ class LocalSessions {
   // Notes that the client of a session receives the pool of a cache. Errors: kFailedPrecondition
   // when the session is not local.
   absl::Status NotePool(std::string_view session, uint64_t cache_id);
+  absl::Status HoldPool(std::string_view session, uint64_t cache_id, PageHold hold);
   absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant, std::string_view session,
                                            uint64_t slot_bytes, uint32_t slot_count);
   absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
@@ -80,6 +82,7 @@ class LocalSessions {
     std::shared_ptr<StagingRing> staging;
     size_t opening_bytes = 0;  // of a ring that a thread is making
     std::map<uint64_t, std::shared_ptr<Lease>> leases;
+    std::map<uint64_t, PageHold> holds;  // by cache id
     std::vector<uint32_t> free_words;
     uint32_t used_words = 0;  // words below it are in use or in free_words
   };

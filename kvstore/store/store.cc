@@ -265,6 +265,12 @@ absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, std::s
   return cache->pool->Share();
 }
 
+absl::Status StoreImpl::HoldPool(std::string_view tenant, std::string_view session,
+                                 uint64_t cache_id) {
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  return local_.HoldPool(session, cache_id, cache->pool->HoldPages());
+}
+
 absl::StatusOr<SharedMemory> StoreImpl::OpenStaging(std::string_view tenant,
                                                     std::string_view session, uint64_t slot_bytes,
                                                     uint32_t slot_count) {

@@ -104,6 +104,8 @@ class StoreImpl final : public Store {
   std::shared_ptr<const void> AdoptStaging(std::string_view tenant, FileDescriptor ring) override;
   absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, std::string_view session,
                                         uint64_t cache_id) override;
+  absl::Status HoldPool(std::string_view tenant, std::string_view session,
+                        uint64_t cache_id) override;
   absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant, std::string_view session,
                                            uint64_t slot_bytes, uint32_t slot_count) override;
   absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,

@@ -296,6 +296,9 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     if (request_.call == BrokerCall::kHello) return Hello();
     if (request_.call == BrokerCall::kResume) return Resume();
     if (token_.empty()) return FailedPrecondition("call", "the first call must be hello");
+    if (request_.call == BrokerCall::kHoldPool) {
+      return broker_.parts_.store.HoldPool(session_.tenant, session_.id, request_.cache_id);
+    }
     absl::StatusOr<kvstore::SharedMemory> shared =
         Unimplemented("call", absl::StrCat(static_cast<uint32_t>(request_.call)));
     if (request_.call == BrokerCall::kOpenPool) {

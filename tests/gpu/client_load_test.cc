@@ -445,7 +445,22 @@ TEST_F(ClientLoadTest, AClientWithoutTheLibrarySaysSo) {
 }
 
 #if defined(PQCACHED_CUDA_EMULATION)
+TEST_F(ClientLoadTest, APoolWhosePagesStayIsLockedOnce) {
+  Targets targets, again;
+  targets.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
+  again.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
+  ExpectOk(Load(local_, 0, kPrefill, targets));
+  ExpectLayer(targets, 0, 0);
+  emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);  // of staging
+  emulation::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
+  ExpectOk(Load(local_, 0, kPrefill, again));
+  ExpectLayer(again, 0, 0);
+  EXPECT_EQ(sidecar_.hold_count(), 1u);
+  emulation::Reset();
+}
+
 TEST_F(ClientLoadTest, RowsAreReadInPlaceWhereThePoolIsPageLocked) {
+  sidecar_.RefuseHolds(PQC_UNIMPLEMENTED);
   Targets targets;
   targets.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
   emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);  // of staging

@@ -105,6 +105,39 @@ TEST_F(ClientStepTest, GraphsOfOneLayerAndOfManyBringTheirOwnCodes) {
   }
 }
 
+TEST_F(ClientStepTest, ThePoolIsPageLockedOnlyWhereItsPagesStay) {
+  ExpectOk(OpenGpu(0));
+  Fill();
+  // A sidecar that cannot be asked now: the step is refused, and the next one asks again.
+  sidecar_.RefuseHolds(PQC_UNAVAILABLE);
+  pqc_step* step = nullptr;
+  ExpectFails(Begin(kPrefill, 0.2, &step), PQC_UNAVAILABLE, "5");
+  EXPECT_EQ(Counts().locked_bytes, 0u);
+  sidecar_.RefuseHolds(PQC_OK);
+  const std::vector<Results> in_place = Decode(kPrefill, 0.2, in_order_);
+  (void)Decode(kPrefill + 1, 0.2, in_order_);
+  EXPECT_EQ(sidecar_.hold_count(), 2u);
+  EXPECT_EQ(Counts().has_staged_rows, 0u);
+  EXPECT_GT(Counts().locked_bytes, 0u);
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    ExpectAttention(layer, in_place[layer], SelectedBy(in_place[layer]));
+  }
+}
+
+TEST_F(ClientStepTest, WithAnOlderSidecarTheHostReadsTheRows) {
+  sidecar_.RefuseHolds(PQC_UNIMPLEMENTED);
+  ExpectOk(OpenGpu(0));
+  Fill();
+  const std::vector<Results> results = Decode(kPrefill, 0.2, in_order_);
+  ASSERT_EQ(results.size(), size_t{kLayers});
+  EXPECT_EQ(Counts().locked_bytes, 0u);
+  EXPECT_EQ(Counts().has_staged_rows, 1u);
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    ASSERT_GT(results[layer].counts[0], 60u);
+    ExpectAttention(layer, results[layer], SelectedBy(results[layer]));
+  }
+}
+
 #if defined(PQCACHED_CUDA_EMULATION)
 TEST_F(ClientStepTest, CodesAreCopiedAheadWhereThePoolCannotBePageLocked) {
   emulation::SetMachine({.registers_read_only = false});

@@ -39,6 +39,7 @@ class PoolHost final : public LocalHost {
   pqc_status OpenPool(uint64_t, std::shared_ptr<Mapping>* pool) override {
     return sidecar_.pool().Map(MappingAccess::kRead, pool);
   }
+  pqc_status HoldPool(uint64_t) override { return sidecar_.HoldPool(); }
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<Mapping>* ring) override {
     return sidecar_.OpenStaging(slot_bytes, slot_count, ring);
@@ -309,6 +310,11 @@ void PoolSidecar::RefuseCommits(uint32_t count) {
 uint64_t PoolSidecar::commit_count() const {
   const std::lock_guard lock(mutex_);
   return commit_count_;
+}
+
+pqc_status PoolSidecar::HoldPool() {
+  ++hold_count_;
+  return hold_status_ == PQC_OK ? PQC_OK : client::Fail(hold_status_, "call", "5");
 }
 
 pqc_status PoolSidecar::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,

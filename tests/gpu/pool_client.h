@@ -7,6 +7,7 @@
 #ifndef PQCACHED_TESTS_GPU_POOL_CLIENT_H_
 #define PQCACHED_TESTS_GPU_POOL_CLIENT_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -68,10 +69,14 @@ class PoolSidecar {
   // The next so many Commits are refused.
   void RefuseCommits(uint32_t count);
   uint64_t commit_count() const;
+  // Refuses to keep the pages of the pool in place, with this status; PQC_OK: keeps them.
+  void RefuseHolds(pqc_status status) { hold_status_ = status; }
+  uint32_t hold_count() const { return hold_count_; }
 
   // What the client's host and remote ask for.
   const SharedBytes& pool() const { return pool_; }
   const SharedBytes& control() const { return control_; }
+  pqc_status HoldPool();
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<client::Mapping>* ring);
   void SetLayers(const pqc_layer_group& group);
@@ -115,6 +120,8 @@ class PoolSidecar {
   uint32_t fetch_passes_ = 0;
   uint32_t refused_commits_ = 0;
   uint64_t commit_count_ = 0;
+  std::atomic<pqc_status> hold_status_ = PQC_OK;
+  std::atomic<uint32_t> hold_count_ = 0;
   std::unique_ptr<SharedBytes> ring_;
   uint64_t slot_bytes_ = 0;
   std::vector<uint32_t> layers_;

@@ -68,6 +68,7 @@ class FakeWorker::Host final : public LocalHost {
     *pool = worker_.pool_;
     return PQC_OK;
   }
+  pqc_status HoldPool(uint64_t) override { return PQC_UNIMPLEMENTED; }
   pqc_status OpenStaging(uint64_t, uint32_t, std::shared_ptr<Mapping>*) override {
     return Fail(PQC_UNIMPLEMENTED, "", "no staging");
   }

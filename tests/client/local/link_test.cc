@@ -20,6 +20,7 @@ using kvstore::LeaseWords;
 class Host final : public LocalHost {
  public:
   pqc_status OpenPool(uint64_t, std::shared_ptr<Mapping>*) override { return PQC_UNIMPLEMENTED; }
+  pqc_status HoldPool(uint64_t) override { return PQC_UNIMPLEMENTED; }
   pqc_status OpenStaging(uint64_t, uint32_t, std::shared_ptr<Mapping>*) override {
     return PQC_UNIMPLEMENTED;
   }

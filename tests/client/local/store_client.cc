@@ -68,6 +68,9 @@ class StoreHost final : public LocalHost {
     return MapShared(sidecar_.store->OpenPool(kTestTenant, "", cache_id), MappingAccess::kRead,
                      pool);
   }
+  pqc_status HoldPool(uint64_t cache_id) override {
+    return FromStatus(sidecar_.store->HoldPool(kTestTenant, session_, cache_id));
+  }
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<Mapping>* ring) override {
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"));

@@ -147,6 +147,7 @@ class StepSlotsTest : public ::testing::Test {
     pqc_status OpenPool(uint64_t, std::shared_ptr<client::Mapping>*) override {
       return PQC_UNIMPLEMENTED;
     }
+    pqc_status HoldPool(uint64_t) override { return PQC_UNIMPLEMENTED; }
     pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                            std::shared_ptr<client::Mapping>* ring) override {
       auto made = kvstore::StagingRing::Create(slot_bytes, slot_count, slot_bytes * slot_count);

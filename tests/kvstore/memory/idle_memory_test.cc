@@ -1,6 +1,7 @@
 // Free memory of a pool returns to the machine, and its idle reserve stays present; resident bytes
 // are those that the kernel counts.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -176,6 +177,48 @@ TEST(IdleMemory, StrictPoolsKeepTheirPages) {
   EXPECT_EQ(pool->ReturnFreePages(kCapacityBytes), 0u);
   EXPECT_EQ(ResidentBytes(*pool), before);
   EXPECT_TRUE(Holds(kept.front(), 1));
+}
+
+TEST(IdleMemory, HeldPagesStayWhereTheyAre) {
+  const auto pool = MakePool(kReserveBytes);
+  pool->PauseTouching(true);
+  const auto kept = Allocate(*pool, {4 * kMiB});
+  Fill(kept.front(), 1);
+  const size_t freed_at = [&] {
+    const auto freed = Allocate(*pool, {32 * kMiB});
+    Fill(freed.front(), 2);
+    return freed.front().ref().offset_bytes();
+  }();
+  const size_t before = ResidentBytes(*pool);
+  PageHold hold = pool->HoldPages();
+  PageHold other = pool->HoldPages();
+  for (int call = 0; call < 3; ++call) EXPECT_EQ(pool->ReturnUnusedPages(), 0u);
+  EXPECT_EQ(pool->ReturnFreePages(kCapacityBytes), 0u);
+  EXPECT_EQ(ResidentBytes(*pool), before);
+
+  // A second mapping stands for the device's: it reads the same page before and after.
+  const auto shared = pool->Share();
+  ASSERT_TRUE(shared.ok());
+  pool->EraseFree();
+  EXPECT_EQ(ResidentBytes(*pool), before);
+  std::byte byte{9};
+  ASSERT_EQ(pread(shared->descriptor.get(), &byte, 1, static_cast<off_t>(freed_at)), 1);
+  EXPECT_EQ(byte, std::byte{0});
+  EXPECT_TRUE(Holds(kept.front(), 1));
+
+  hold.reset();
+  EXPECT_EQ(pool->ReturnFreePages(kCapacityBytes), 0u) << "another hold is left";
+  other.reset();
+  EXPECT_GE(pool->ReturnFreePages(kCapacityBytes), 32 * kMiB);
+  EXPECT_LT(ResidentBytes(*pool), before);
+}
+
+TEST(IdleMemory, AHoldMayOutliveItsPool) {
+  auto pool = MakePool(kReserveBytes);
+  const std::weak_ptr<Pool> seen = pool;
+  const PageHold hold = pool->HoldPages();
+  pool.reset();
+  EXPECT_TRUE(seen.expired());
 }
 
 TEST(IdleMemory, ReturnedMemoryHasItsPagesWhenItIsAllocatedAgain) {

@@ -386,6 +386,10 @@ TEST(Lease, LimitsAndForeignLeasesAreRefused) {
             StatusCode::kNotFound);
   EXPECT_EQ(store.OpenPool("tenant-2", "", sequence.cache_id()).status().code(),
             StatusCode::kNotFound);
+  EXPECT_EQ(store.HoldPool("tenant-2", "client#1", sequence.cache_id()).code(),
+            StatusCode::kNotFound);
+  EXPECT_EQ(store.HoldPool(kTenant, "stranger", sequence.cache_id()).code(),
+            StatusCode::kFailedPrecondition);
   const auto another = store.CreateSequence(kTenant, sequence.cache_id(), {.session = "session"});
   EXPECT_EQ(store.Attach(kTenant, another->sequence_id, "client#1", client.lease()).status().code(),
             StatusCode::kInvalidArgument);

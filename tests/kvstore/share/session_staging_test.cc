@@ -1,4 +1,5 @@
-// The staging rings of local sessions: their number, their memory, and when it is freed.
+// The staging rings of local sessions: their number, their memory, and when it is freed; and the
+// pools whose pages they hold.
 #include <gmock/gmock.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -174,6 +175,25 @@ TEST(SessionStaging, IsOncePerLocalSession) {
   EXPECT_TRUE(store.ClaimStaging("client#1", {.slot = 3, .size_bytes = 1}).ok());
   EXPECT_EQ(store.ClaimStaging("client#2", {.slot = 3, .size_bytes = 1}).status().code(),
             StatusCode::kFailedPrecondition);
+}
+
+TEST(SessionHolds, PagesOfAHeldPoolReturnAfterTheSession) {
+  StoreOptions options = testing::SmallOptions();
+  options.idle_reserve_bytes = 0;
+  TestSequence sequence(testing::SmallSpec(), options);
+  Store& store = sequence.store();
+  MappedClient client(store, sequence.cache_id(), "client#1");
+  sequence.Append(600);
+  const auto pool = store.OpenPool(kTenant, "client#1", sequence.cache_id());
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  ASSERT_TRUE(store.HoldPool(kTenant, "client#1", sequence.cache_id()).ok());
+  ASSERT_TRUE(store.DropSequence(kTenant, sequence.id()).ok());
+  const size_t before = AllocatedBytes(*pool);
+  for (int call = 0; call < 4; ++call) store.ApplyMemoryLimits();
+  EXPECT_EQ(AllocatedBytes(*pool), before);
+  store.DropSession("client#1");
+  for (int call = 0; call < 4; ++call) store.ApplyMemoryLimits();
+  EXPECT_LT(AllocatedBytes(*pool), before);
 }
 
 }  // namespace

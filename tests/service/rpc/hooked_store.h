@@ -92,6 +92,10 @@ class HookedStore final : public kvstore::Store {
                                                  uint64_t cache_id) override {
     return store_->OpenPool(tenant, session, cache_id);
   }
+  absl::Status HoldPool(std::string_view tenant, std::string_view session,
+                        uint64_t cache_id) override {
+    return store_->HoldPool(tenant, session, cache_id);
+  }
   absl::StatusOr<kvstore::SharedMemory> OpenStaging(std::string_view tenant,
                                                     std::string_view session, uint64_t slot_bytes,
                                                     uint32_t slot_count) override {

@@ -69,6 +69,13 @@ TEST_F(BrokerTest, AMappedSequenceReadsAsAFetchedOne) {
   ASSERT_TRUE(Append(client, sequence_id, 0, 200).ok());
   const SharedMapping pool = client.connection().OpenPool(cache_id);
   ASSERT_NE(pool.data(), nullptr);
+  BrokerRequest hold = BrokerConnection::Request(BrokerCall::kHoldPool);
+  hold.cache_id = cache_id;
+  for (int i = 0; i < 2; ++i) {
+    kvstore::FileDescriptor none;
+    EXPECT_EQ(client.connection().Call(hold, &none).status, 0u);
+    EXPECT_FALSE(none.valid());
+  }
   v1::AttachResponse attached;
   const grpc::Status status = client.Attach(sequence_id, &attached);
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -210,6 +217,9 @@ TEST_F(BrokerTest, WrongRequestsAreAnsweredOrEndTheConnection) {
   BrokerReply reply;
   open.OpenPool(12345, &reply);
   EXPECT_EQ(reply.status, StatusCode::NOT_FOUND);
+  BrokerRequest hold = BrokerConnection::Request(BrokerCall::kHoldPool);
+  hold.cache_id = 12345;
+  EXPECT_EQ(open.Call(hold).status, StatusCode::NOT_FOUND);
   open.OpenStaging(12345, 1, &reply);
   EXPECT_EQ(reply.status, StatusCode::INVALID_ARGUMENT);
   EXPECT_STREQ(reply.field, "slot_bytes");

@@ -15,12 +15,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr size_t kScratchAlignment = 64;
-
-size_t AlignUp(size_t bytes) {
-  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
-}
-
 // A run of candidate slots of one segment.
 struct Piece {
   const SegmentView* segment = nullptr;
@@ -96,18 +90,23 @@ struct ScratchParts {
   size_t table_bytes = 0;
   size_t logit_bytes = 0;
   size_t kernel_bytes = 0;
+  size_t shortlist_bytes = 0;  // positions that the index proposes
 
   size_t total() const {
-    return AlignUp(piece_bytes) + AlignUp(codebook_bytes) + AlignUp(span_bytes) +
-           AlignUp(table_bytes) + AlignUp(logit_bytes) + AlignUp(kernel_bytes);
+    return PaddedBytes(piece_bytes) + PaddedBytes(codebook_bytes) + PaddedBytes(span_bytes) +
+           PaddedBytes(table_bytes) + PaddedBytes(logit_bytes) + PaddedBytes(kernel_bytes) +
+           PaddedBytes(shortlist_bytes);
   }
 };
+
+// Returns whether the index only proposes candidates.
+bool Reranks(const SelectLayerArgs& args) { return args.shortlist_count > args.select_count; }
 
 ScratchParts TableParts(const LayerShape& shape, const IndexDescriptor& index,
                         const PlanSize& plan) {
   ScratchParts parts;
   parts.piece_bytes = plan.piece_count * sizeof(Piece);
-  parts.codebook_bytes = plan.codebook_count * sizeof(const CodebookHeader*);
+  parts.codebook_bytes = plan.codebook_count * sizeof(void*);  // pointers to headers
   if (index.kind == IndexKind::kPq) {
     parts.table_bytes = plan.codebook_count * shape.group_size() * sizeof(float) *
                         kernels::TableFloats(GeometryOf(index, shape.key_dim));
@@ -137,6 +136,16 @@ ScratchParts SelectParts(const kernels::Exec& exec, const LayerShape& shape,
   return parts;
 }
 
+ScratchParts PartsOf(const kernels::Exec& exec, const LayerView& view,
+                     const SelectLayerArgs& args) {
+  ScratchParts parts = SelectParts(exec, view.shape, args.index, SizeOf(view, args.candidates));
+  if (!Reranks(args)) return parts;
+  parts.shortlist_bytes = size_t{args.shortlist_count} * sizeof(uint32_t);
+  // The index has done its work when re-ranking begins, which takes its place.
+  parts.kernel_bytes = std::max(parts.kernel_bytes, RerankScratchBytes(view, args.shortlist_count));
+  return parts;
+}
+
 struct Scratch {
   std::byte* pieces = nullptr;
   std::byte* codebooks = nullptr;
@@ -144,6 +153,7 @@ struct Scratch {
   std::span<float> tables;
   std::span<float> logits;
   std::span<std::byte> kernel;
+  std::span<uint32_t> shortlist;
 };
 
 Scratch Cut(std::span<std::byte> scratch, const ScratchParts& parts, uint32_t worker) {
@@ -151,7 +161,7 @@ Scratch Cut(std::span<std::byte> scratch, const ScratchParts& parts, uint32_t wo
   PQC_CHECK((worker + 1) * parts.total() <= scratch.size());
   const auto take = [&next](size_t bytes) {
     std::byte* begin = next;
-    next += AlignUp(bytes);
+    next += PaddedBytes(bytes);
     return begin;
   };
   Scratch cut;
@@ -163,6 +173,8 @@ Scratch Cut(std::span<std::byte> scratch, const ScratchParts& parts, uint32_t wo
   cut.logits = {reinterpret_cast<float*>(take(parts.logit_bytes)),
                 parts.logit_bytes / sizeof(float)};
   cut.kernel = {take(parts.kernel_bytes), parts.kernel_bytes};
+  cut.shortlist = {reinterpret_cast<uint32_t*>(take(parts.shortlist_bytes)),
+                   parts.shortlist_bytes / sizeof(uint32_t)};
   return cut;
 }
 
@@ -240,11 +252,6 @@ kernels::PqSpan SpanOf(const Piece& piece, uint32_t kv_head) {
   return span;
 }
 
-void CapLogits(const LayerShape& shape, std::span<float> logits) {
-  if (shape.softcap <= 0) return;
-  for (float& logit : logits) logit = shape.softcap * std::tanh(logit / shape.softcap);
-}
-
 // Computes the logits of one piece, [G, stride]; pq requires filled tables.
 void ScorePiece(const HeadTask& task, const Piece& piece, float* logits, size_t stride) {
   const uint32_t group = task.shape.group_size();
@@ -317,8 +324,8 @@ void SelectByCodes(const HeadTask& task, GroupRule rule, std::span<uint32_t> pos
 }  // namespace
 
 size_t SelectScratchBytes(const kernels::Exec& exec, const LayerView& view,
-                          const IndexDescriptor& index, std::span<const PositionRange> candidates) {
-  return SelectParts(exec, view.shape, index, SizeOf(view, candidates)).total();
+                          const SelectLayerArgs& args) {
+  return PartsOf(exec, view, args).total();
 }
 
 void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectLayerArgs& args,
@@ -326,9 +333,9 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
   const LayerShape& shape = view.shape;
   if (args.select_count == 0) return;
   PQC_CHECK(args.positions.size() == size_t{shape.kv_heads} * args.select_count);
-  const ScratchParts parts = SelectParts(exec, shape, args.index, SizeOf(view, args.candidates));
+  const ScratchParts parts = PartsOf(exec, view, args);
   const Plan plan = MakePlan(view, args.candidates, Cut(scratch, parts, 0));
-  PQC_CHECK(args.select_count <= plan.token_count);
+  PQC_CHECK(std::max(args.select_count, args.shortlist_count) <= plan.token_count);
   const auto select_head = [&](uint32_t kv_head, uint32_t worker) {
     const HeadTask task{.exec = exec,
                         .shape = shape,
@@ -339,12 +346,21 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
                         .scratch = Cut(scratch, parts, worker)};
     const std::span<uint32_t> positions =
         args.positions.subspan(size_t{kv_head} * args.select_count, args.select_count);
+    const std::span<uint32_t> proposed = Reranks(args) ? task.scratch.shortlist : positions;
     if (args.index.kind == IndexKind::kPq) FillTables(task);
     if (NeedsLogits(shape, args.index)) {
-      SelectByLogits(task, args.rule, positions);
+      SelectByLogits(task, args.rule, proposed);
     } else {
-      SelectByCodes(task, args.rule, positions);
+      SelectByCodes(task, args.rule, proposed);
     }
+    if (!Reranks(args)) return;
+    Rerank(exec, view,
+           {.kv_head = kv_head,
+            .rule = args.rule,
+            .queries = task.queries,
+            .shortlist = task.scratch.shortlist,
+            .positions = positions},
+           task.scratch.kernel);
   };
   parallel.run(shape.kv_heads, std::cref(select_head));  // a reference, because a copy allocates
 }
@@ -400,25 +416,11 @@ kernels::AttendShape AttendShapeOf(const LayerShape& shape) {
           .query_length = 1};
 }
 
-// Writes the row spans of one kv head into scratch.
-std::span<const kernels::RowSpan> FillRowSpans(const LayerView& view, uint32_t kv_head,
-                                               std::span<std::byte> scratch) {
-  auto* const spans = reinterpret_cast<kernels::RowSpan*>(scratch.data());
-  size_t count = 0;
-  for (const SegmentView& segment : view.segments) {
-    if (segment.token_count == 0) continue;
-    new (spans + count++) kernels::RowSpan{.rows = segment.rows[kv_head],
-                                           .token_count = segment.token_count,
-                                           .first_position = segment.first_position};
-  }
-  return {spans, count};
-}
-
 }  // namespace
 
 size_t AttendLayerScratchBytes(const LayerView& view) {
-  return AlignUp(view.segments.size() * sizeof(kernels::RowSpan)) +
-         AlignUp(kernels::AttendScratchBytes(AttendShapeOf(view.shape)));
+  return PaddedBytes(view.segments.size() * sizeof(kernels::RowSpan)) +
+         PaddedBytes(kernels::AttendScratchBytes(AttendShapeOf(view.shape)));
 }
 
 void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendLayerArgs& args,
@@ -427,7 +429,7 @@ void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendL
   const size_t scratch_bytes = AttendLayerScratchBytes(view);
   PQC_CHECK(parallel.worker_count * scratch_bytes <= scratch.size());
   PQC_CHECK(args.lists.empty() || args.lists.size() == shape.kv_heads);
-  const size_t span_bytes = AlignUp(view.segments.size() * sizeof(kernels::RowSpan));
+  const size_t span_bytes = PaddedBytes(view.segments.size() * sizeof(kernels::RowSpan));
   const size_t select_count = args.positions.size() / shape.kv_heads;
   const uint32_t group = shape.group_size();
   const auto attend_head = [&](uint32_t kv_head, uint32_t worker) {

@@ -24,17 +24,40 @@ struct SelectLayerArgs {
   std::span<const PositionRange> candidates;  // ascending, disjoint, stored
   std::span<const float> queries;             // [query_heads, key_dim]
   uint32_t select_count = 0;                  // k <= candidates
-  std::span<uint32_t> positions;              // [kv_heads, k], overwritten, ascending per kv head
+  // Candidates that the index proposes, and of which the k best by their exact scores are selected;
+  // at most k = the index alone selects.
+  uint32_t shortlist_count = 0;
+  std::span<uint32_t> positions;  // [kv_heads, k], overwritten, ascending per kv head
 };
 
-// Returns the scratch size of one worker for SelectLayer.
+// Returns the scratch size of one worker for SelectLayer; of `args`, neither the queries nor the
+// positions are read.
 size_t SelectScratchBytes(const kernels::Exec& exec, const LayerView& view,
-                          const IndexDescriptor& index, std::span<const PositionRange> candidates);
+                          const SelectLayerArgs& args);
 
 // Writes the k candidates with the largest values under the GQA head aggregation `rule`; softmax
-// normalisers are over all candidates. Ties are resolved in favour of the lower position.
+// normalisers are over all candidates. Ties are resolved in favour of the lower position. With a
+// shortlist, this is how the index makes it, and Rerank selects from it.
 void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectLayerArgs& args,
                  const ParallelFor& parallel, std::span<std::byte> scratch);
+
+// Exact re-ranking in one kv head: of the candidates that an index proposes, the best by their true
+// keys.
+struct RerankArgs {
+  uint32_t kv_head = 0;
+  GroupRule rule = GroupRule::kSumSoftmax;
+  std::span<const float> queries;       // [G, key_dim]
+  std::span<const uint32_t> shortlist;  // ascending, stored
+  std::span<uint32_t> positions;        // [k], k <= shortlist, overwritten: ascending
+};
+
+size_t RerankScratchBytes(const LayerView& view, uint32_t shortlist_count);
+
+// Writes the k positions of the shortlist with the largest values under the rule, by exact logits
+// with the layer's softcap; softmax normalisers are over the shortlist. Ties are resolved in favour
+// of the lower position. `scratch`: 64-byte aligned.
+void Rerank(const kernels::Exec& exec, const LayerView& view, const RerankArgs& args,
+            std::span<std::byte> scratch);
 
 struct ScoreLayerArgs {
   IndexDescriptor index;

@@ -1,5 +1,8 @@
 #include "kvstore/read/layer_view.h"
 
+#include <cmath>
+#include <new>
+
 namespace pqcached::kvstore {
 
 ParallelFor SerialFor() {
@@ -10,15 +13,27 @@ ParallelFor SerialFor() {
 }
 
 std::vector<kernels::RowSpan> RowSpans(const LayerView& view, uint32_t kv_head) {
-  std::vector<kernels::RowSpan> spans;
-  spans.reserve(view.segments.size());
+  std::vector<kernels::RowSpan> spans(view.segments.size());
+  spans.resize(FillRowSpans(view, kv_head, std::as_writable_bytes(std::span(spans))).size());
+  return spans;
+}
+
+std::span<const kernels::RowSpan> FillRowSpans(const LayerView& view, uint32_t kv_head,
+                                               std::span<std::byte> memory) {
+  auto* const spans = reinterpret_cast<kernels::RowSpan*>(memory.data());
+  size_t count = 0;
   for (const SegmentView& segment : view.segments) {
     if (segment.token_count == 0) continue;
-    spans.push_back({.rows = segment.rows[kv_head],
-                     .token_count = segment.token_count,
-                     .first_position = segment.first_position});
+    new (spans + count++) kernels::RowSpan{.rows = segment.rows[kv_head],
+                                           .token_count = segment.token_count,
+                                           .first_position = segment.first_position};
   }
-  return spans;
+  return {spans, count};
+}
+
+void CapLogits(const LayerShape& shape, std::span<float> logits) {
+  if (shape.softcap <= 0) return;
+  for (float& logit : logits) logit = shape.softcap * std::tanh(logit / shape.softcap);
 }
 
 }  // namespace pqcached::kvstore

@@ -116,6 +116,15 @@ inline std::span<const float> Centroids(const CodebookHeader& header, uint32_t k
 
 // Returns the row spans of one kv head, the input of kernels that read rows.
 std::vector<kernels::RowSpan> RowSpans(const LayerView& view, uint32_t kv_head);
+// Writes them into `memory`: aligned for a RowSpan, and as large as one of each segment.
+std::span<const kernels::RowSpan> FillRowSpans(const LayerView& view, uint32_t kv_head,
+                                               std::span<std::byte> memory);
+
+// Applies the layer's softcap, if it has one.
+void CapLogits(const LayerShape& shape, std::span<float> logits);
+
+// Returns the bytes that a part of a work area takes, so that the next part is 64-byte aligned.
+constexpr size_t PaddedBytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace pqcached::kvstore
 

@@ -316,17 +316,15 @@ Refusal Reader::Select(const LayerQuery& query, const Selection& selection, Laye
   if (resolved.select_count == 0) return {};
   const ParallelFor& threads =
       ThreadsFor(uint64_t{resolved.candidate_count} * view->shape.kv_heads);
-  SelectLayer(
-      exec_, *view,
-      {.index = selection.index,
-       .rule = selection.group_rule,
-       .candidates = resolved.candidates,
-       .queries = scratch_.queries,
-       .select_count = resolved.select_count,
-       .positions = scratch_.positions},
-      threads,
-      scratch_.Bytes(threads.worker_count *
-                     SelectScratchBytes(exec_, *view, selection.index, resolved.candidates)));
+  const SelectLayerArgs args{.index = selection.index,
+                             .rule = selection.group_rule,
+                             .candidates = resolved.candidates,
+                             .queries = scratch_.queries,
+                             .select_count = resolved.select_count,
+                             .shortlist_count = resolved.shortlist_count,
+                             .positions = scratch_.positions};
+  SelectLayer(exec_, *view, args, threads,
+              scratch_.Bytes(threads.worker_count * SelectScratchBytes(exec_, *view, args)));
   return {};
 }
 
@@ -364,6 +362,10 @@ void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index
 Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const PageTerms& terms,
                          const PageLists& out) {
   const Selection selection = TermsOf(source_.KindOf(query.layer), given);
+  if (selection.rerank_factor != 1.0f) {
+    return Refuse(StatusCode::kUnimplemented, "selection.rerank_factor",
+                  "pages are selected by the index alone; must be 0 or 1");
+  }
   LayerView view;
   SelectedTokens selected;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, &selected));

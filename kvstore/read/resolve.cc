@@ -47,6 +47,12 @@ void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSe
       selection.group_rule > GroupRule::kMaxLogit) {
     return Refuse("selection.group_rule", "unknown", resolved);
   }
+  if (!(selection.rerank_factor >= 1.0f && selection.rerank_factor <= kMaxRerankFactor)) {
+    return Refuse("selection.rerank_factor",
+                  std::to_string(selection.rerank_factor) + ", must be 0 or lie in [1, " +
+                      std::to_string(static_cast<int>(kMaxRerankFactor)) + "]",
+                  resolved);
+  }
   CheckExcluded(selection, resolved);
   if (!resolved->refusal.ok()) return;
   if (selection.budget_kind == BudgetKind::kRatio) {
@@ -91,6 +97,7 @@ Selection TermsOf(LayerKind kind, const Selection& selection) {
   terms.index = {};
   terms.budget_kind = BudgetKind::kRatio;
   terms.budget_ratio = 1.0;
+  terms.rerank_factor = 1.0f;
   if (kind == LayerKind::kFull) return terms;
   // All tokens are the engine's own, and none of them is counted.
   terms.sink_tokens = 0;
@@ -110,7 +117,7 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
              ResolvedSelection* resolved) {
   resolved->refusal.Clear();
   resolved->candidates.clear();
-  resolved->candidate_count = resolved->select_count = 0;
+  resolved->candidate_count = resolved->select_count = resolved->shortlist_count = 0;
   resolved->sink_tokens = resolved->window_tokens = 0;
   CheckFields(selection, query_position, resolved);
   if (!resolved->refusal.ok()) return;
@@ -150,6 +157,10 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
     resolved->select_count = static_cast<uint32_t>(
         std::min<uint64_t>(budget > kept ? budget - kept : 0, resolved->candidate_count));
   }
+  const double factor =
+      selection.index.kind == IndexKind::kFlat ? 1.0 : double{selection.rerank_factor};
+  resolved->shortlist_count = static_cast<uint32_t>(
+      std::min<double>(std::ceil(factor * resolved->select_count), resolved->candidate_count));
 }
 
 }  // namespace pqcached::kvstore

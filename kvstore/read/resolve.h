@@ -20,7 +20,8 @@ struct ResolvedSelection {
 
   std::vector<PositionRange> candidates;  // ascending, disjoint, non-empty
   uint32_t candidate_count = 0;
-  uint32_t select_count = 0;  // k
+  uint32_t select_count = 0;     // k
+  uint32_t shortlist_count = 0;  // candidates that the index proposes: k without re-ranking
   // Number of sink tokens and of local-window tokens that exist and are not excluded. The engine
   // attends to them itself.
   uint32_t sink_tokens = 0;

@@ -44,6 +44,8 @@ class ExcludedRanges {
   PositionRange ranges_[kMaxExcludedRanges];
 };
 
+inline constexpr float kMaxRerankFactor = 8.0f;
+
 enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2 };
 
 // A query with n = query_position + 1 tokens of context attends to
@@ -59,6 +61,11 @@ struct Selection {
   uint32_t window_tokens = 0;
   ExcludedRanges excluded = {};
   BudgetKind budget_kind = BudgetKind::kRatio;
+  // Exact re-ranking: the index proposes ceil(rerank_factor * k) candidates, whose keys are scored
+  // exactly, and the k best of these remain. In [1, kMaxRerankFactor]; 1 = off. Without an effect
+  // under flat, whose scores are exact. It lies in what was padding, because the struct has one
+  // layout in all versions: the two libraries of a client share it.
+  float rerank_factor = 1.0f;
   // kCount: in [sink + window + 1, number of attendable tokens]. kRetrieved: at least 1;
   // k = min(budget_count, candidates).
   uint64_t budget_count = 0;

@@ -105,20 +105,14 @@ class Reader {
             "MappedLayer");
     view_ = layer_.View(kTokens);
     candidates_ = {{kSinkTokens, kTokens - kWindowTokens}};
-    const size_t select = kvstore::SelectScratchBytes({}, view_, kIndex, candidates_);
+    const size_t select = kvstore::SelectScratchBytes({}, view_, Args());
     scratch_ = std::make_unique<HugeBuffer>(
         std::max(select, kvstore::AttendLayerScratchBytes(view_)) + 4096);
   }
 
   void Run() {
     const kvstore::ParallelFor serial = kvstore::SerialFor();
-    kvstore::SelectLayer({}, view_,
-                         {.index = kIndex,
-                          .candidates = candidates_,
-                          .queries = queries_,
-                          .select_count = kSelected,
-                          .positions = positions_},
-                         serial, scratch_->bytes());
+    kvstore::SelectLayer({}, view_, Args(), serial, scratch_->bytes());
     kvstore::AttendLayer(
         {}, view_, {.queries = queries_, .positions = positions_, .output = output_, .lse = lse_},
         serial, scratch_->bytes());
@@ -126,6 +120,14 @@ class Reader {
   const std::vector<float>& output() const { return output_; }
 
  private:
+  kvstore::SelectLayerArgs Args() {
+    return {.index = kIndex,
+            .candidates = candidates_,
+            .queries = queries_,
+            .select_count = kSelected,
+            .positions = positions_};
+  }
+
   kvstore::MappedLayer layer_;
   kvstore::LayerView view_;
   std::vector<kvstore::PositionRange> candidates_;

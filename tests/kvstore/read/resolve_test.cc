@@ -1,5 +1,7 @@
 #include "kvstore/read/resolve.h"
 
+#include <cmath>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -75,6 +77,27 @@ TEST(Resolve, ExcludedTokensAreNeitherAttendedNorCounted) {
   EXPECT_EQ(resolved.window_tokens, 14u);  // 85..98
   EXPECT_EQ(resolved.candidate_count, 53u);
   EXPECT_EQ(resolved.select_count, 53u);
+}
+
+TEST(Resolve, AShortlistHasTheFactorOfTheSelectedTokensAtMostAllCandidates) {
+  Selection selection{.index = {IndexKind::kPq, 2, 6},
+                      .sink_tokens = 10,
+                      .window_tokens = 20,
+                      .budget_kind = BudgetKind::kRetrieved,
+                      .budget_count = 7};
+  EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 7u);
+  selection.rerank_factor = 2.1f;
+  EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 15u);
+  selection.budget_count = 69;
+  EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 70u);
+  selection.index = {};
+  EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 69u) << "flat is exact";
+  for (const float factor : {0.0f, 0.99f, 8.01f, -2.0f, std::nanf(""), HUGE_VALF}) {
+    selection.rerank_factor = factor;
+    const ResolvedSelection resolved = Resolve(selection, 99, 100);
+    EXPECT_EQ(resolved.refusal.code, Code::kInvalidArgument);
+    EXPECT_EQ(resolved.refusal.field, "selection.rerank_factor");
+  }
 }
 
 TEST(Resolve, EverythingMayBeExcluded) {

@@ -123,6 +123,76 @@ TEST_P(TopKByRule, SoftcapAndLargeGroupsTakeTheSameTokensAsBruteForce) {
   }
 }
 
+// Checks that re-ranking takes the best of what the index proposes, by exact scores; and, where
+// `decoded` is not null, that the index proposes the best by those keys.
+void ExpectReranked(TestSequence& sequence, const LayerModel& model, const DecodedKeys* decoded,
+                    Selection selection, uint64_t count, float factor) {
+  const Floats query = sequence.RandomQuery(model);
+  const auto top_k = [&](uint64_t tokens, float rerank_factor) {
+    selection.budget_kind = BudgetKind::kRetrieved;
+    selection.budget_count = tokens;
+    selection.rerank_factor = rerank_factor;
+    return *sequence.store().TopK(kTenant, sequence.id(),
+                                  {.layer = model.group.layers.front(),
+                                   .query_position = model.tokens - 1,
+                                   .queries = query.view()},
+                                  selection);
+  };
+  const auto shortlist_count =
+      static_cast<uint64_t>(std::ceil(double{factor} * static_cast<double>(count)));
+  const auto proposed = top_k(shortlist_count, 1.0f), reranked = top_k(count, factor);
+  ASSERT_EQ(reranked.count, count);
+  const std::vector<uint32_t> candidates = Candidates(selection, model.tokens);
+  for (uint32_t kv_head = 0; kv_head < model.group.kv_heads; ++kv_head) {
+    const auto begin =
+        proposed.positions.begin() + kv_head * static_cast<ptrdiff_t>(proposed.count);
+    const std::vector<uint32_t> shortlist(begin, begin + proposed.count);
+    if (decoded) {
+      ExpectLargest(candidates,
+                    RuleValues(model, *decoded, query, kv_head, selection.group_rule, candidates),
+                    shortlist);
+    }
+    ExpectLargest(
+        shortlist,
+        RuleValues(model, ExactKeys(model), query, kv_head, selection.group_rule, shortlist),
+        std::span(reranked.positions).subspan(kv_head * count, count));
+  }
+}
+
+TEST_P(TopKByRule, ReRankingTakesTheBestOfWhatTheIndexProposes) {
+  for (const kernels::DType dtype : {kernels::DType::kF16, kernels::DType::kF32}) {
+    for (const float softcap : {0.0f, 1.5f}) {
+      CacheSpec spec = SmallSpec();
+      spec.groups[0].dtype = dtype;
+      spec.groups[0].softcap = softcap;
+      TestSequence sequence(spec);
+      sequence.Ingest(700);
+      sequence.Build(Pq(2, 4), 3, 16);
+      sequence.Append(150);
+      const LayerModel& model = sequence.layer(1);
+      const Selection selection{.index = Pq(2, 4),
+                                .group_rule = GetParam(),
+                                .sink_tokens = 5,
+                                .window_tokens = 20,
+                                .excluded = {{200, 231}, {400, 401}}};
+      const DecodedKeys decoded = DecodeKeys(sequence.store(), sequence.id(), model, Pq(2, 4));
+      // Unit vectors decode only what is not capped.
+      const DecodedKeys* proposing = softcap > 0 ? nullptr : &decoded;
+      // Shortlists of one token, of a tile and around it, and of all candidates (793).
+      ExpectReranked(sequence, model, proposing, selection, 1, 1.0f);
+      ExpectReranked(sequence, model, proposing, selection, 1, 1.5f);
+      ExpectReranked(sequence, model, proposing, selection, 85, 3.0f);
+      ExpectReranked(sequence, model, proposing, selection, 128, 2.0f);
+      ExpectReranked(sequence, model, proposing, selection, 129, 1.99f);
+      ExpectReranked(sequence, model, proposing, selection, 300, 2.6f);
+      Selection all = selection;
+      all.budget_ratio = 0.3;
+      all.rerank_factor = kMaxRerankFactor;
+      ExpectTopK(sequence, model, ExactKeys(model), all);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Rules, TopKByRule, ::testing::ValuesIn(kAllRules));
 
 TEST(TopK, PqWithAsManyCentroidsAsTokensSelectsWhatFlatSelects) {

@@ -1,0 +1,117 @@
+// Exact re-ranking of what an index proposes.
+#include <algorithm>
+
+#include "kernels/base/check.h"
+#include "kernels/rows/gather.h"
+#include "kernels/select/exact/exact_score.h"
+#include "kernels/select/score_select.h"
+#include "kvstore/read/layer_ops.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Keys are gathered and scored so many at a time: they stay in the cache.
+constexpr uint32_t kRerankTile = 256;
+
+size_t GatheredKeyBytes(const LayerShape& shape) {
+  return shape.key_dim * kernels::DTypeBytes(shape.dtype);
+}
+
+// Sizes of the parts of the scratch, in memory order.
+struct RerankParts {
+  size_t logit_bytes = 0;     // [G, shortlist]
+  size_t row_span_bytes = 0;  // the rows of the kv head
+  size_t key_bytes = 0;       // gathered keys of a tile
+  size_t kernel_bytes = 0;
+
+  size_t total() const {
+    return PaddedBytes(logit_bytes) + PaddedBytes(row_span_bytes) + PaddedBytes(key_bytes) +
+           PaddedBytes(kernel_bytes);
+  }
+};
+
+RerankParts RerankPartsOf(const LayerView& view, uint32_t shortlist_count) {
+  const uint32_t group = view.shape.group_size();
+  return {.logit_bytes = size_t{shortlist_count} * group * sizeof(float),
+          .row_span_bytes = view.segments.size() * sizeof(kernels::RowSpan),
+          .key_bytes = std::min(shortlist_count, kRerankTile) * GatheredKeyBytes(view.shape),
+          .kernel_bytes = std::max(kernels::ExactScoreScratchBytes(group, view.shape.key_dim),
+                                   kernels::ScoreSelectScratchBytes(group, shortlist_count))};
+}
+
+struct RerankScratch {
+  std::span<float> logits;
+  std::span<std::byte> row_spans;
+  std::span<std::byte> keys;
+  std::span<std::byte> kernel;
+};
+
+RerankScratch Cut(std::span<std::byte> scratch, const RerankParts& parts) {
+  PQC_CHECK(parts.total() <= scratch.size());
+  const auto take = [&scratch](size_t bytes) {
+    const std::span<std::byte> part = scratch.first(bytes);
+    scratch = scratch.subspan(PaddedBytes(bytes));
+    return part;
+  };
+  const std::span<std::byte> logits = take(parts.logit_bytes);
+  return {.logits = {reinterpret_cast<float*>(logits.data()), logits.size() / sizeof(float)},
+          .row_spans = take(parts.row_span_bytes),
+          .keys = take(parts.key_bytes),
+          .kernel = take(parts.kernel_bytes)};
+}
+
+// Computes the exact logits of the shortlist, [G, shortlist].
+void ScoreShortlist(const kernels::Exec& exec, const LayerView& view, const RerankArgs& args,
+                    const RerankScratch& scratch) {
+  const LayerShape& shape = view.shape;
+  const uint32_t group = shape.group_size();
+  const size_t count = args.shortlist.size(), key_bytes = GatheredKeyBytes(shape);
+  const auto spans = FillRowSpans(view, args.kv_head, scratch.row_spans);
+  for (size_t begin = 0; begin < count; begin += kRerankTile) {
+    const std::span<const uint32_t> positions =
+        args.shortlist.subspan(begin, std::min<size_t>(kRerankTile, count - begin));
+    kernels::GatherRows(exec, {.row_stride_bytes = shape.row_bytes,
+                               .part_begin_bytes = 0,
+                               .part_bytes = key_bytes,
+                               .spans = spans,
+                               .positions = positions,
+                               .target_stride_bytes = key_bytes,
+                               .target = scratch.keys.first(positions.size() * key_bytes)});
+    const size_t floats = (group - 1) * count + positions.size();
+    kernels::ExactScores(exec, {.dtype = shape.dtype,
+                                .key_dim = shape.key_dim,
+                                .row_stride_bytes = key_bytes,
+                                .group_size = group,
+                                .token_count = static_cast<uint32_t>(positions.size()),
+                                .scale = shape.scale,
+                                .queries = args.queries,
+                                .rows = scratch.keys.data(),
+                                .score_stride = count,
+                                .scores = scratch.logits.subspan(begin, floats),
+                                .scratch = scratch.kernel});
+  }
+  CapLogits(shape, scratch.logits);
+}
+
+}  // namespace
+
+size_t RerankScratchBytes(const LayerView& view, uint32_t shortlist_count) {
+  return RerankPartsOf(view, shortlist_count).total();
+}
+
+void Rerank(const kernels::Exec& exec, const LayerView& view, const RerankArgs& args,
+            std::span<std::byte> scratch) {
+  const auto count = static_cast<uint32_t>(args.shortlist.size());
+  const RerankScratch parts = Cut(scratch, RerankPartsOf(view, count));
+  ScoreShortlist(exec, view, args, parts);
+  const kernels::ScoreSpan all{
+      .logits = parts.logits.data(), .head_stride = count, .token_count = count};
+  kernels::ScoreSelect(exec, {.group_size = view.shape.group_size(),
+                              .rule = args.rule,
+                              .spans = {&all, 1},
+                              .positions = args.positions,
+                              .scratch = parts.kernel});
+  for (uint32_t& position : args.positions) position = args.shortlist[position];
+}
+
+}  // namespace pqcached::kvstore

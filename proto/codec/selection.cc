@@ -116,6 +116,7 @@ void Encode(const kvstore::Selection& selection, v1::Selection* message) {
   message->set_group_rule(MessageOf(selection.group_rule));
   message->set_sink_tokens(selection.sink_tokens);
   message->set_window_tokens(selection.window_tokens);
+  if (selection.rerank_factor != 1.0f) message->set_rerank_factor(selection.rerank_factor);
   for (const kvstore::PositionRange& excluded : selection.excluded) {
     v1::TokenRange* range = message->add_excluded();
     range->set_begin(excluded.begin);
@@ -138,9 +139,8 @@ Refusal Decode(const v1::Selection& message, const std::string& field,
       DecodeTokens(message.sink_tokens(), field + ".sink_tokens", &selection->sink_tokens));
   RETURN_IF_ERROR(
       DecodeTokens(message.window_tokens(), field + ".window_tokens", &selection->window_tokens));
-  if (message.rerank_factor() != 0 && message.rerank_factor() != 1) {
-    return Refuse(StatusCode::kUnimplemented, field + ".rerank_factor",
-                  "must be 0 or 1 in this version");
+  if (message.rerank_factor() != 0) {
+    selection->rerank_factor = static_cast<float>(message.rerank_factor());
   }
   RETURN_IF_ERROR(DecodeExcluded(message, field + ".excluded", &selection->excluded));
   return DecodeBudget(message, field, selection);

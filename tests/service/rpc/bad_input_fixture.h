@@ -72,7 +72,7 @@ class BadInputTest : public RpcTest {
   // Changes one good TopK item; the same change must fail in Attend too.
   void CheckSelect(const std::string& what,
                    const std::function<void(v1::Query&, v1::Selection&)>& change,
-                   grpc::StatusCode code, const std::string& field) {
+                   grpc::StatusCode code, const std::string& field, const std::string& words = "") {
     v1::Query query = QueryAt(sequence_id_, 4, kTokens - 1);
     v1::Selection selection = TokenCountSelection(Pq(4, 4), 4, 16, 20);
     change(query, selection);
@@ -83,13 +83,13 @@ class BadInputTest : public RpcTest {
     *top_k.mutable_items(1)->mutable_selection() = selection;
     v1::TopKResponse selected;
     Check("TopK: " + what, client_->kv().TopK(client_->Context().get(), top_k, &selected), code,
-          "items[1]" + field);
+          "items[1]" + field, words);
     v1::AttendRequest attend;
     *attend.add_items()->mutable_query() = query;
     *attend.mutable_items(0)->mutable_selection() = selection;
     v1::AttendResponse attention;
     Check("Attend: " + what, client_->kv().Attend(client_->Context().get(), attend, &attention),
-          code, "items[0]" + field);
+          code, "items[0]" + field, words);
   }
 
   void CheckFetchTokens(const std::string& what,

@@ -68,9 +68,11 @@ TEST_F(BadInputTest, SelectionsThatCannotBe) {
   CheckSelect(
       "mass", [](Q&, S& s) { s.set_attention_mass(0.9); }, StatusCode::UNIMPLEMENTED,
       ".selection.attention_mass");
-  CheckSelect(
-      "rerank", [](Q&, S& s) { s.set_rerank_factor(2); }, StatusCode::UNIMPLEMENTED,
-      ".selection.rerank_factor");
+  for (const double factor : {-1.0, 0.5, 8.5, 1e300, static_cast<double>(NAN)}) {
+    CheckSelect(
+        "rerank", [&](Q&, S& s) { s.set_rerank_factor(factor); }, invalid,
+        ".selection.rerank_factor", "must be 0 or lie in [1, 8]");
+  }
   CheckSelect(
       "rule", [](Q&, S& s) { s.set_group_rule(static_cast<v1::GroupRule>(50)); }, invalid,
       ".selection.group_rule");

@@ -14,6 +14,7 @@ namespace {
 
 using grpc::StatusCode;
 using testing::ElementsAre;
+using testing::ElementsAreArray;
 using testing::HasSubstr;
 using testing::UnorderedElementsAre;
 
@@ -290,6 +291,55 @@ TEST_F(RpcTest, AttendOverASelectionEqualsAttendOverItsPositions) {
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(given.items(0).output().inline_data(), selected.items(0).output().inline_data());
   EXPECT_EQ(given.items(0).selected().positions_size(), 0);
+}
+
+TEST_F(RpcTest, ReRankedAnswersAreThoseOfTheStore) {
+  Start();
+  const auto client = Connect("tenant-a");
+  const uint64_t sequence_id = client->Filled(300);
+  client->Build(sequence_id, Pq(2, 4));
+  std::vector<std::vector<uint32_t>> answers;
+  for (const float factor : {1.0f, 2.5f, 8.0f}) {
+    v1::TopKRequest request;
+    v1::TopKItem* item = request.add_items();
+    *item->mutable_query() = QueryAt(sequence_id, 4, 299);
+    *item->mutable_selection() = TokenCountSelection(Pq(2, 4), 4, 16, 40);
+    if (factor > 1) item->mutable_selection()->set_rerank_factor(factor);
+    v1::TopKResponse top_k;
+    grpc::Status status = client->kv().TopK(client->Context().get(), request, &top_k);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    const std::vector<float> queries = Floats(item->query().queries());
+    const auto stored =
+        store_->TopK("tenant-a", sequence_id,
+                     {.layer = 4,
+                      .query_position = 299,
+                      .queries = {.data = reinterpret_cast<const std::byte*>(queries.data()),
+                                  .data_bytes = queries.size() * sizeof(float),
+                                  .dtype = kernels::DType::kF32,
+                                  .shape = {1, kQueryHeads, kKeyDim},
+                                  .strides = {}}},
+                     {.index = {kvstore::IndexKind::kPq, 2, 4},
+                      .sink_tokens = 4,
+                      .window_tokens = 16,
+                      .budget_kind = kvstore::BudgetKind::kCount,
+                      .rerank_factor = factor,
+                      .budget_count = 60});
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_THAT(top_k.items(0).positions(), ElementsAreArray(stored->positions));
+    answers.push_back(stored->positions);
+
+    v1::AttendRequest attend;
+    v1::AttendItem* attended = attend.add_items();
+    *attended->mutable_query() = item->query();
+    *attended->mutable_selection() = item->selection();
+    attended->set_want_positions(true);
+    v1::AttendResponse response;
+    status = client->kv().Attend(client->Context().get(), attend, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_THAT(response.items(0).selected().positions(), ElementsAreArray(stored->positions));
+  }
+  EXPECT_NE(answers[0], answers[1]) << "a factor has an effect";
+  EXPECT_NE(answers[1], answers[2]);
 }
 
 TEST_F(RpcTest, AdminListsWhatThereIs) {

@@ -27,6 +27,7 @@ constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxClientNameBytes = 128;
 constexpr char kAdminSuffix[] = ".admin";
 constexpr uint64_t kStagingUnitBytes = uint64_t{1} << 20;
+constexpr uint32_t kSetClientVersionVersion = 15;  // of Remote
 
 // Returns the path of a unix socket; empty for other endpoints and abstract sockets.
 std::string SocketPath(std::string_view endpoint) {
@@ -126,6 +127,9 @@ pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, Clien
              {{"open.tenant", "options.tenant"}, {"open.client_name", "options.client_name"}});
   state.remote.reset(remote);
   state.remote_version = entry.remote_version;
+  if (remote && entry.remote_version >= kSetClientVersionVersion) {
+    remote->SetClientVersion(kRemoteVersion);
+  }
   return status;
 }
 

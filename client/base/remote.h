@@ -8,7 +8,9 @@
 // The two may be of adjacent minor versions, so this interface only grows: functions are added at
 // the end of Remote, with an increase of kRemoteVersion, and the client calls them only where the
 // library's version has them. The structs below keep their layout (tests/client/base); a call that
-// needs more gets a struct of its own. Structs of the C ABI are read by their struct_size.
+// needs more gets a struct of its own, or a field where there was none, which libpqcached_rpc reads
+// only of a client that has it (SetClientVersion). Structs of the C ABI are read by their
+// struct_size.
 //
 // A Remote is thread-safe, but for Close.
 #ifndef PQCACHED_CLIENT_BASE_REMOTE_H_
@@ -32,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 14;
+inline constexpr uint32_t kRemoteVersion = 15;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -370,6 +372,10 @@ class Remote {
                               RefusalBuffer* error) noexcept = 0;
   virtual pqc_status FindPages(uint64_t cache_id, FindPageItem* items, uint32_t item_count,
                                uint64_t lease_ms, RefusalBuffer* error) noexcept = 0;
+  // Since version 15: says kRemoteVersion of the client library, before any other call. Of a client
+  // that does not, kvstore::Selection::rerank_factor is not read, because it has no such field. No
+  // RPC.
+  virtual void SetClientVersion(uint32_t version) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -170,6 +170,10 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
 }
 
 pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
+  if (step.has_selection && step.selection.rerank_factor != 1.0f) {
+    return Fail(PQC_UNIMPLEMENTED, "options.selection.rerank_factor",
+                "%g, must be 0 or 1 in steps of a GPU", double{step.selection.rerank_factor});
+  }
   if (step.has_selection && step.cache->has_indexed_layers && step.selection.index != gpu.index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
                 "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,

@@ -39,7 +39,7 @@ grpc::Status RpcRemote::TopPagesPart(const TopPagesItem* items, uint32_t item_co
   for (uint32_t i = 0; i < item_count; ++i) {
     v1::TopKItem* item = request.add_items();
     ToWire(items[i].query, item->mutable_query());
-    codec::Encode(*items[i].selection, item->mutable_selection());
+    EncodeSelection(*items[i].selection, item->mutable_selection());
     codec::Encode(items[i].terms, item->mutable_pages());
   }
   RETURN_IF_ERROR(Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {

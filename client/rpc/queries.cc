@@ -118,7 +118,15 @@ void MergeSums(float max, float sum_exp, float* joined_max, float* joined_sum_ex
   *joined_max = larger;
 }
 
+// The first version of a client whose selections have rerank_factor.
+constexpr uint32_t kRerankVersion = 15;
+
 }  // namespace
+
+void RpcRemote::EncodeSelection(const kvstore::Selection& selection, v1::Selection* message) const {
+  codec::Encode(selection, message);
+  if (client_version_ < kRerankVersion) message->clear_rerank_factor();
+}
 
 grpc::Status RpcRemote::TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                                  bool* too_small) {
@@ -127,7 +135,7 @@ grpc::Status RpcRemote::TopKPart(const TopKItem* items, uint32_t item_count, Dea
   for (uint32_t i = 0; i < item_count; ++i) {
     v1::TopKItem* item = request.add_items();
     ToWire(items[i].query, item->mutable_query());
-    codec::Encode(*items[i].selection, item->mutable_selection());
+    EncodeSelection(*items[i].selection, item->mutable_selection());
   }
   grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
     return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncTopK, context, request, &response);
@@ -330,7 +338,7 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
   for (uint32_t i = 0; i < item_count; ++i) {
     v1::AttendItem* item = request.add_items();
     ToWire(items[i].query, item->mutable_query());
-    if (items[i].selection) codec::Encode(*items[i].selection, item->mutable_selection());
+    if (items[i].selection) EncodeSelection(*items[i].selection, item->mutable_selection());
     if (const PositionsView* positions = items[i].positions) {
       item->mutable_positions()->set_count(positions->count);
       item->mutable_positions()->mutable_positions()->Add(

@@ -117,6 +117,7 @@ class RpcRemote final : public Remote {
                       RefusalBuffer* error) noexcept override;
   pqc_status FindPages(uint64_t cache_id, FindPageItem* items, uint32_t item_count,
                        uint64_t lease_ms, RefusalBuffer* error) noexcept override;
+  void SetClientVersion(uint32_t version) noexcept override { client_version_ = version; }
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;
@@ -166,6 +167,8 @@ class RpcRemote final : public Remote {
   grpc::Status FinishFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
                            std::unique_ptr<UnaryCall<v1::FetchBlocksResponse>> started,
                            v1::FetchBlocksResponse* response) const;
+  // Reads of a selection what the client's version has.
+  void EncodeSelection(const kvstore::Selection& selection, v1::Selection* message) const;
   grpc::Status ScorePart(const QueryView& query, const kvstore::IndexDescriptor& index,
                          kvstore::TokenRange tokens, Deadline deadline,
                          v1::ScoreResponse* response);
@@ -192,6 +195,7 @@ class RpcRemote final : public Remote {
   const std::chrono::milliseconds timeout_;
   uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
   bool (*const in_call_)();
+  uint32_t client_version_ = 0;                   // 0 = older than SetClientVersion
   mutable AbandonedCalls abandoned_calls_;        // outlives the channels
   const std::shared_ptr<grpc::Channel> channel_;  // for all other calls
   // Separate channel for long rows: with a stalled worker, the bytes that fill its socket do not

@@ -26,6 +26,7 @@ namespace {
 constexpr std::chrono::seconds kAnswerIsRecent(1);
 
 constexpr uint32_t kTopPagesVersion = 14;  // of Remote
+constexpr uint32_t kRerankVersion = 15;    // of Remote
 
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
@@ -104,11 +105,13 @@ class RemoteReads final : public ReadBackend {
   explicit RemoteReads(ClientState& client) : client_(client) {}
 
   pqc_status TopK(SequenceState&, const TopKItem& item) override {
+    RETURN_IF_ERROR(CheckSendable(*item.selection));
     RefusalBuffer error;
     return Report(remote().TopK(&item, 1, &error), error, {{"items[0]", ""}});
   }
 
   pqc_status Attend(SequenceState&, const AttendItem& item) override {
+    if (item.selection) RETURN_IF_ERROR(CheckSendable(*item.selection));
     RefusalBuffer error;
     return Report(remote().Attend(&item, 1, &error), error,
                   {{"items[0].positions.positions", "positions"},
@@ -179,6 +182,7 @@ class RemoteReads final : public ReadBackend {
   }
 
   pqc_status StepTopK(const LayerCall& call) override {
+    RETURN_IF_ERROR(CheckSendable(*call.selection));
     RETURN_IF_ERROR(WaitAllStored(call));
     const std::vector<QueryPart> parts = PartsOf(call);
     std::vector<pqc_positions> outs(parts.size(), pqc_positions{});
@@ -231,6 +235,7 @@ class RemoteReads final : public ReadBackend {
   }
 
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
+    RETURN_IF_ERROR(CheckSendable(*call.selection));
     const std::vector<StepItem>& items = call.step->items;
     RETURN_IF_ERROR(WaitAllStored(call));
     const std::vector<QueryPart> parts = PartsOf(call);
@@ -288,6 +293,14 @@ class RemoteReads final : public ReadBackend {
 
  private:
   Remote& remote() const { return *client_.remote; }
+
+  // An older library would leave the factor out.
+  pqc_status CheckSendable(const kvstore::Selection& selection) const {
+    if (selection.rerank_factor == 1.0f || client_.remote_version >= kRerankVersion) return PQC_OK;
+    return Fail(PQC_UNIMPLEMENTED, "selection.rerank_factor",
+                "libpqcached_rpc is older than re-ranking on the remote path; install the library "
+                "of the client's release");
+  }
 
   // Has the number of tokens fetched in the background, and uses a recent answer once.
   pqc_status BeginByPolling(StepItem& item, uint64_t* token_count) {

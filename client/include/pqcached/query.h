@@ -71,6 +71,11 @@ typedef struct pqc_selection {
   /* PQC_BUDGET_COUNT: in [sink + window + 1, all tokens that may be attended].
    * PQC_BUDGET_RETRIEVED: k, at least 1; all candidates when there are fewer. */
   uint64_t token_count;
+  /* Exact re-ranking: the index proposes ceil(rerank_factor x k) candidates, whose keys are scored
+   * exactly, and the k best of these are selected; softmax rules are normalised over the proposed
+   * ones. In [1, 8]; 0 = 1 = off. It costs rerank_factor x k reads of keys on the host. Without an
+   * effect under PQC_INDEX_FLAT. PQC_UNIMPLEMENTED for pages and in steps of a GPU. */
+  double rerank_factor;
 } pqc_selection;
 
 /* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,

@@ -361,6 +361,7 @@ struct Selection {
   uint64_t token_count = 0;  // budget in tokens, in place of `ratio`, when not 0
   // Budget of selected tokens alone, in place of both, when not 0 (PQC_BUDGET_RETRIEVED).
   uint64_t retrieved_tokens = 0;
+  double rerank_factor = 0;  // in [1, 8]: of k, candidates that are scored exactly; 0 = off
 
   // Returns the C struct, which refers to `excluded`.
   pqc_selection c() const {
@@ -376,6 +377,7 @@ struct Selection {
                                 : PQC_BUDGET_RATIO;
     c.ratio = ratio;
     c.token_count = retrieved_tokens ? retrieved_tokens : token_count;
+    c.rerank_factor = rerank_factor;
     return c;
   }
 };

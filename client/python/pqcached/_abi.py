@@ -403,6 +403,7 @@ class Selection(Sized):
         ("budget", c_uint32),
         ("ratio", c_double),
         ("token_count", c_uint64),
+        ("rerank_factor", c_double),
     ]
 
 

@@ -108,6 +108,8 @@ class Selection:
     excluded: Sequence[Tuple[int, int]] = ()
     # selected tokens, at least 1; all candidates when there are fewer
     retrieved_tokens: Optional[int] = None
+    # of k, candidates that the index proposes and that are scored exactly: in [1, 8]; 0 = off
+    rerank_factor: float = 0
 
     def __post_init__(self) -> None:
         if [self.ratio, self.token_count, self.retrieved_tokens].count(None) != 2:
@@ -129,7 +131,8 @@ class Selection:
                   for begin, end in self.excluded]
         c = abi.Selection(index=self.index.c(), group_rule=member(GroupRule, "group_rule", self.group_rule),
                           sink_tokens=uint64("sink_tokens", self.sink_tokens),
-                          window_tokens=uint64("window_tokens", self.window_tokens), excluded_count=len(ranges))
+                          window_tokens=uint64("window_tokens", self.window_tokens), excluded_count=len(ranges),
+                          rerank_factor=number("rerank_factor", self.rerank_factor))
         if ranges:
             c.excluded = (abi.TokenRange * len(ranges))(*ranges)
         if self.token_count is not None:

@@ -113,6 +113,10 @@ TEST_P(DaemonErrorsTest, SelectionsHaveLimits) {
   const Index flat = Index::Flat();
   Expect(Select({.index = flat, .ratio = 0.0}), PQC_INVALID_ARGUMENT, "selection.ratio");
   Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "selection.ratio");
+  for (const double factor : {0.5, 8.5, -1.0}) {
+    Expect(Select({.index = flat, .ratio = 0.5, .rerank_factor = factor}), PQC_INVALID_ARGUMENT,
+           "selection.rerank_factor");
+  }
   Expect(Select({.index = flat, .sink_tokens = 4, .window_tokens = 8, .token_count = 12}),
          PQC_INVALID_ARGUMENT, "selection.token_count");
   Expect(Select({.index = flat, .token_count = kTokens + 1}), PQC_INVALID_ARGUMENT,

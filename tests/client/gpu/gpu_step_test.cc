@@ -518,7 +518,7 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   pqc_step_abandon(step);
 }
 
-TEST_F(GpuStepTest, StepsRefuseFlagsOfTheCpu) {
+TEST_F(GpuStepTest, StepsRefuseWhatOnlyTheCpuDoes) {
   ExpectOk(Open(Options()));
   const Layer layer(700, 5);
   Sequence sequence = Fill(layer, 500);
@@ -535,6 +535,14 @@ TEST_F(GpuStepTest, StepsRefuseFlagsOfTheCpu) {
   ExpectFails(pqc_gpu_step_begin(gpu_.get(), &item, 1, &options, stream_, &step), PQC_UNIMPLEMENTED,
               "options.flags: PQC_STEP_EXACT_UNTIL_INDEXED");
   EXPECT_EQ(step, nullptr);
+  options.flags = 0;
+  selection.rerank_factor = 2.5;
+  ExpectFails(pqc_gpu_step_begin(gpu_.get(), &item, 1, &options, stream_, &step), PQC_UNIMPLEMENTED,
+              "options.selection.rerank_factor: 2.5, must be 0 or 1 in steps of a GPU");
+  EXPECT_EQ(step, nullptr);
+  selection.rerank_factor = 1;
+  ExpectOk(pqc_gpu_step_begin(gpu_.get(), &item, 1, &options, stream_, &step));
+  pqc_step_abandon(step);
 }
 
 #if defined(PQCACHED_CUDA_EMULATION)

@@ -22,6 +22,7 @@ class NoPagesRemote : public Remote {
                        RefusalBuffer*) noexcept override {
     return PQC_UNIMPLEMENTED;
   }
+  void SetClientVersion(uint32_t) noexcept override {}
 
  protected:
   ~NoPagesRemote() = default;

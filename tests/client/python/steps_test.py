@@ -414,6 +414,28 @@ class StepsOverOnePath(OnePath):
         with self.fails(pqcached.InvalidArgument, "retrieved_tokens"):
             sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(retrieved_tokens=0, window_tokens=32))
 
+    def test_re_ranking_keeps_the_best_of_what_the_index_proposes(self):
+        sequence = self.filled()
+        ends = {"sink_tokens": 4, "window_tokens": 32, "index": INDEX}
+        queries = self.layer.queries
+
+        def top_k(count, **terms):
+            return sequence.topk(0, TOKENS - 1, queries, Selection(retrieved_tokens=count, **{**ends, **terms}))
+
+        flat = top_k(40, index=Index.flat()).positions
+        np.testing.assert_array_equal(top_k(TOKENS // 8, rerank_factor=8).positions,
+                                      top_k(TOKENS // 8, index=Index.flat()).positions)
+        found = [sum(len(np.intersect1d(*heads)) for heads in zip(top_k(40, rerank_factor=factor).positions, flat))
+                 for factor in (1, 2, 4)]
+        self.assertEqual(found, sorted(found))
+        self.assertGreater(found[2], found[0])
+        reranked = Selection(retrieved_tokens=40, rerank_factor=4, **ends)
+        with self.client.begin_step([StepItem(sequence, TOKENS - 1)], reranked) as step:
+            np.testing.assert_array_equal(step.topk(0, queries[None])[0], top_k(40, rerank_factor=4).positions)
+            output = step.attend(0, queries[None])
+        alone = sequence.attend(0, TOKENS - 1, queries, reranked)
+        np.testing.assert_allclose(output.output[0], alone.output, atol=1e-5)
+
     # ---- Ranks
 
     def test_ranks_of_a_model_have_a_cache_each(self):

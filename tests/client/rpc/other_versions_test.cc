@@ -1,9 +1,12 @@
 // libpqcached_client with a libpqcached_rpc of the minor version before and after it.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "client/base/remote.h"
 #include "pqcached/client.hpp"
 #include "tests/client/daemon.h"
 
@@ -55,6 +58,30 @@ TEST_P(OtherVersionsTest, OfAnAdjacentVersionWorkTogether) {
   EXPECT_EQ(beams[0].id(), kept);
 }
 
+TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveReRankingOut) {
+  daemon_.AwaitServing();
+  const auto& [version, path] = GetParam();
+  Client client = Must(Open(version.library, path));
+  const Layer layer(600, 1);
+  Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence = FillIndexed(cache, layer, 600, 1, 0);
+  const Query query{.layer = 0, .query_position = 599, .queries = layer.queries()};
+  Selection selection{.retrieved_tokens = 50, .rerank_factor = 8};
+  const Result<Selected> selected = sequence.TopK(query, selection);
+  const bool is_older = version.library == std::string(PQCACHED_RPC_OLDER);
+  if (is_older && path == PQC_PATH_ONLY_REMOTE) {
+    EXPECT_EQ(selected.status().code(), PQC_UNIMPLEMENTED);
+    EXPECT_EQ(selected.status().field(), "selection.rerank_factor");
+    EXPECT_EQ(sequence.Attend(query, selection).status().code(), PQC_UNIMPLEMENTED);
+    selection.rerank_factor = 1;
+    EXPECT_EQ(Must(sequence.TopK(query, selection)).count, 50u);
+    return;
+  }
+  const std::vector<uint32_t> reranked = Must(selected).positions;
+  selection.rerank_factor = 0;
+  EXPECT_NE(Must(sequence.TopK(query, selection)).positions, reranked);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Versions, OtherVersionsTest,
     ::testing::Combine(::testing::Values(OtherVersion{"older", PQCACHED_RPC_OLDER},
@@ -64,6 +91,77 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(std::get<0>(each.param).name) +
              (std::get<1>(each.param) == PQC_PATH_ONLY_LOCAL ? "_local" : "_remote");
     });
+
+// The library as a client uses it.
+class Library {
+ public:
+  Library(const std::string& endpoint, bool says_its_version) {
+    void* const library = dlopen(PQCACHED_RPC_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    const auto entry =
+        reinterpret_cast<const client::RpcEntry* (*)()>(dlsym(library, client::kRpcEntrySymbol));
+    client::Remote* remote = nullptr;
+    const client::RemoteOptions options{
+        .endpoint = endpoint.c_str(), .tenant = "", .client_name = "other", .timeout_ms = 10'000};
+    EXPECT_EQ(entry()->open(options, &remote, &error_), PQC_OK) << error_.text;
+    remote_.reset(remote);
+    if (says_its_version) remote_->SetClientVersion(client::kRemoteVersion);
+  }
+
+  // The positions that `selection` takes for the layer's queries.
+  std::vector<uint32_t> TopK(uint64_t sequence_id, const Layer& layer,
+                             const kvstore::Selection& selection) {
+    const Tensor queries = layer.queries();
+    const client::TensorView view{
+        .data = static_cast<const std::byte*>(queries.c().ptr),
+        .dtype = kernels::DType::kF32,
+        .ndim = 3,
+        .shape = {1, Layer::kQueryHeads, Layer::kKeyDim},
+        .strides = {Layer::kQueryHeads * Layer::kKeyDim, Layer::kKeyDim, 1}};
+    std::vector<uint32_t> positions(1000);
+    pqc_positions out = PQC_INIT(pqc_positions);
+    out.positions = positions.data();
+    out.capacity = positions.size();
+    const client::TopKItem item{.query = {.sequence_id = sequence_id,
+                                          .layer = 0,
+                                          .query_position = layer.tokens() - 1,
+                                          .queries = view,
+                                          .shape = {.key_dim = Layer::kKeyDim,
+                                                    .value_dim = Layer::kValueDim,
+                                                    .kv_heads = Layer::kKvHeads,
+                                                    .query_heads = Layer::kQueryHeads}},
+                                .selection = &selection,
+                                .out = &out};
+    EXPECT_EQ(remote_->TopK(&item, 1, &error_), PQC_OK) << error_.field << ": " << error_.text;
+    positions.resize(size_t{out.count} * Layer::kKvHeads);
+    return positions;
+  }
+
+ private:
+  struct Close {
+    void operator()(client::Remote* remote) const { remote->Close(); }
+  };
+  std::unique_ptr<client::Remote, Close> remote_;
+  client::RefusalBuffer error_;
+};
+
+TEST(OlderClientTest, WhatItHasInPlaceOfTheFactorIsNotRead) {
+  Daemon daemon;
+  daemon.AwaitServing();
+  Client client = Must(Client::Open({.endpoint = daemon.endpoint()}));
+  const Layer layer(600, 1);
+  Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence = FillIndexed(cache, layer, 600, 1, 0);
+  kvstore::Selection selection{.index = {kvstore::IndexKind::kPq, 2, 6},
+                               .budget_kind = kvstore::BudgetKind::kRetrieved,
+                               .budget_count = 50};
+  const std::vector<uint32_t> plain =
+      Library(daemon.endpoint(), true).TopK(sequence.id(), layer, selection);
+  selection.rerank_factor = 8.0f;
+  EXPECT_NE(Library(daemon.endpoint(), true).TopK(sequence.id(), layer, selection), plain);
+  EXPECT_EQ(Library(daemon.endpoint(), false).TopK(sequence.id(), layer, selection), plain);
+  selection.rerank_factor = -7.0f;
+  EXPECT_EQ(Library(daemon.endpoint(), false).TopK(sequence.id(), layer, selection), plain);
+}
 
 TEST(TooDifferentVersionsTest, AreRefused) {
   for (const char* library : {PQCACHED_RPC_TOO_OLD, PQCACHED_RPC_TOO_NEW}) {

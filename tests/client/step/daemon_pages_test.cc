@@ -206,6 +206,11 @@ TEST_P(DaemonPagesTest, BadArgumentsAreNamed) {
   EXPECT_EQ(length, 8u);
   out.capacity = 32;
   expect(PQC_OK, "", &terms);
+  pqc_selection reranked = terms;
+  reranked.rerank_factor = 2;
+  expect(PQC_UNIMPLEMENTED, "selection.rerank_factor", &reranked);
+  reranked.ratio = 1.0;  // all pages, which need no scores
+  expect(PQC_UNIMPLEMENTED, "selection.rerank_factor", &reranked);
   for (const uint32_t page_tokens : {0u, 8u, 48u, 128u}) {
     options.page_tokens = page_tokens;
     expect(PQC_INVALID_ARGUMENT, "options.page_tokens", &terms);

@@ -86,6 +86,8 @@ for area in "${areas[@]}"; do
     echo "== engine: the memory of one sequence over its content" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/bench/engine/content_memory.py build/bench \
       --json "$rows/engine-content.json" >&2
+    echo "== engine: the attention mass that re-ranking gains" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/rerank_rows.py build/bench --json "$rows/engine-rerank.json" >&2
   fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue

@@ -164,6 +164,8 @@ class Sidecar(Method):
     def __init__(self, rows):
         self.rows = rows
 
+    rerank_factor = 0  # off
+
     def index(self):
         raise NotImplementedError
 
@@ -175,7 +177,7 @@ class Sidecar(Method):
             return np.empty((self.problem.kv_heads, 0), int)
         ends = SINK + step.position + 1 - step.end
         selection = self.rows.pqcached.Selection(token_count=ends + count, sink_tokens=SINK, window_tokens=WINDOW,
-                                                 index=self.index())
+                                                 index=self.index(), rerank_factor=self.rerank_factor)
         return self.rows.sequence.topk(0, step.position, step.query, selection).positions
 
     def scanned(self, step):
@@ -210,6 +212,20 @@ class Pq(Sidecar):
 
     def scan_bytes(self, step):
         return self.scanned(step) * code_bytes(self.subspaces, self.bits) + self.codebook_bytes / self.problem.kv_heads
+
+
+class Reranked(Sidecar):
+    """The best of what another method's index proposes, by their exact scores. That method prepares the index."""
+
+    def __init__(self, pq, factor):
+        super().__init__(pq.rows)
+        self.pq, self.rerank_factor, self.name = pq, factor, f"{pq.name} re-ranked {factor:g}"
+
+    def index(self):
+        return self.pq.index()
+
+    def scan_bytes(self, step):
+        return self.pq.scan_bytes(step)  # and rerank_factor times the selected keys
 
 
 def code_bytes(subspaces, bits):

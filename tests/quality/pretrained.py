@@ -64,6 +64,12 @@ def environment():
     return python
 
 
+def is_fetched():
+    """Whether the model and its environment are there, so that nothing has to be downloaded."""
+    marker = cache() / "environment/installed"
+    return (cache() / FILE).exists() and marker.exists() and marker.read_text() == "\n".join(PACKAGES)
+
+
 def run_in_environment():
     """Runs the calling script again in the environment, unless it runs there already."""
     python = environment()

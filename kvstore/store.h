@@ -444,7 +444,7 @@ class Store {
   virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, std::string_view session,
                                                 uint64_t cache_id) = 0;
   // Keeps all pages of a cache's pool in place until the end of the session, so that its client may
-  // page-lock them: no memory of this cache returns to the machine meanwhile.
+  // page-lock them: until then no memory of this cache returns to the machine.
   //
   // Errors: as OpenPool
   virtual absl::Status HoldPool(std::string_view tenant, std::string_view session,

@@ -28,8 +28,8 @@ struct HeldLoader {
 };
 
 // The loaders of a client that no load uses, and the library that makes them. They keep the locks
-// of a pool whose pages the sidecar keeps in place. Of another pool, the sidecar may remove pages of
-// free extents, and a lock that remains would go on reading the removed pages. Thread-safe.
+// of a pool whose pages the sidecar keeps in place. Of another pool, the sidecar may remove pages
+// of free extents, and a lock that remains would go on reading the removed pages. Thread-safe.
 class DeviceLoads {
  public:
   // Sets the library, unless there is one.

@@ -486,7 +486,8 @@ size_t Pool::ReturnPages(UnitRange units) {
   size_t returned_bytes = 0;
   granted_->Remove(units.offset_bytes(), units.size_bytes(), [&] {
     const MutexLock lock(&mutex_);
-    if (!units_.IsFree(units) || page_holds_ > 0) return;
+    if (!units_.IsFree(units)) return;
+    if (page_holds_ > 0) return;
     const size_t before_bytes = absent_bytes();
     PQC_CRASH_POINT();
     if (madvise(data(units), units.size_bytes(), MADV_REMOVE) != 0) return;

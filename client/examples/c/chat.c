@@ -27,7 +27,7 @@ static inline pqc_tensor Project(const uint32_t* tokens, uint64_t count, uint32_
 }
 
 /* Returns the row [heads, kDim] of one token. */
-static inline pqc_tensor ProjectOne(uint32_t token, uint32_t layer, uint32_t heads) {
+static inline pqc_tensor RowOf(uint32_t token, uint32_t layer, uint32_t heads) {
   pqc_tensor row = Project(&token, 1, layer, heads);
   row.ndim = 2;
   ++row.shape;
@@ -51,54 +51,46 @@ static inline void Must(pqc_status status) {
 }
 
 /* clang-format off */
-/* [example] */
 /* Prefills what is not stored of a prompt, and appends `length` tokens. Returns the new number. */
+/* [example] */
 static uint32_t Answer(pqc_cache* cache, uint32_t* tokens, uint32_t count, uint32_t length) {
   pqc_sequence* sequence; pqc_decoder* decoder; uint64_t stored; float out[kQueryHeads * kDim];
   pqc_sequence_options options = {sizeof options, .token_ids = tokens, .token_id_count = count,
       .has_live_index = 1, .sink_tokens = 16};
   Must(pqc_sequence_create_with(cache, &options, &sequence, &stored));
   if (stored == count) Must(pqc_sequence_truncate(sequence, --stored));
-  pqc_selection selection = {sizeof selection, .sink_tokens = 16, .window_tokens = 64,
-      .budget = PQC_BUDGET_RATIO, .ratio = 0.1};
-  Must(pqc_decoder_open(sequence, &selection, &decoder));
+  Must(pqc_decoder_open(sequence, &(pqc_selection){sizeof(pqc_selection), .sink_tokens = 16,
+      .window_tokens = 64, .budget = PQC_BUDGET_RATIO, .ratio = 0.1}, &decoder));
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
     const pqc_tensor rows = Project(tokens + stored, count - 1 - stored, layer, kHeads);
     Must(pqc_decoder_prefill(decoder, layer, &rows, &rows));
   }
-  uint32_t last = count - 1; /* the token that is decoded */
-  for (; last + 1 < count + length; ++last, tokens[last] = NextToken(tokens[last - 1])) {
-    pqc_row_options name = {sizeof name, .names_begin = last, .token_ids = tokens + last,
-        .token_id_count = 1};
+  for (uint32_t* last = tokens + count - 1; last + 1 < tokens + count + length; ++last) {
+    pqc_row_options name = {sizeof name, .names_begin = (uint64_t)(last - tokens),
+        .token_ids = last, .token_id_count = 1};
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      pqc_tensor query = ProjectOne(tokens[last], layer, kQueryHeads);
-      pqc_tensor row = ProjectOne(tokens[last], layer, kHeads);
+      pqc_tensor query = RowOf(*last, layer, kQueryHeads), row = RowOf(*last, layer, kHeads);
       Must(pqc_decoder_decode_with(decoder, layer, &query, &row, &row, &name, out, sizeof out / 4));
     }
+    last[1] = NextToken(*last);
   }
   printf("%d of %u tokens were stored; attention[0] = %.3f\n", (int)stored, count, out[0]);
   Must(pqc_sequence_flush(sequence)); /* else the drop discards rows that are still being sent */
-  pqc_decoder_close(decoder);
-  Must(pqc_sequence_drop(sequence));
-  return last + 1;
+  pqc_decoder_close(decoder); Must(pqc_sequence_drop(sequence));
+  return count + length;
 }
 
 int main(int argc, char** argv) {
-  static uint32_t tokens[1024], layers[kLayers] = {0, 1}, count = 0;
-  pqc_client* client; pqc_cache* cache;
+  static uint32_t tokens[1024], layers[] = {0, 1}, count; pqc_client* client; pqc_cache* cache;
   pqc_client_options options = {sizeof options, .endpoint = argv[argc - 1]};
   Must(pqc_client_open(&options, &client));
   pqc_layer_group group = {sizeof group, .kind = PQC_LAYERS_SELECTED, .layers = layers,
       .layer_count = kLayers, .kv_heads = kHeads, .query_heads = kQueryHeads, .key_dim = kDim,
       .value_dim = kDim, .dtype = PQC_F16};
-  pqc_cache_spec spec = {sizeof spec, .name = "chat", .model_fingerprint = "chat-1",
-      .groups = &group, .group_count = 1};
-  Must(pqc_cache_open(client, &spec, &cache));
-  for (uint32_t turn = 0; turn < 2; ++turn) {
+  Must(pqc_cache_open(client, &(pqc_cache_spec){sizeof(pqc_cache_spec), .name = "chat",
+      .model_fingerprint = "chat-1", .groups = &group, .group_count = 1}, &cache));
+  for (uint32_t turn = 0; turn < 2; ++turn)
     count = Answer(cache, tokens, AddText(tokens, count, turn == 0 ? 600 : 100), 60);
-  }
-  pqc_cache_close(cache);
-  pqc_client_close(client);
-  return 0;
+  pqc_cache_close(cache); pqc_client_close(client);
 }
 /* [example] */

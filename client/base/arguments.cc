@@ -197,7 +197,14 @@ pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescript
   RETURN_IF_ERROR(ReadTokens(read.sink_tokens, "selection.sink_tokens", &to->sink_tokens));
   RETURN_IF_ERROR(ReadTokens(read.window_tokens, "selection.window_tokens", &to->window_tokens));
   RETURN_IF_ERROR(ReadBudget(read, to));
-  if (read.rerank_factor != 0) to->rerank_factor = static_cast<float>(read.rerank_factor);
+  if (read.rerank_factor != 0) {
+    if (!kvstore::IsRerankFactor(read.rerank_factor)) {
+      return Fail(PQC_INVALID_ARGUMENT, "selection.rerank_factor",
+                  "%g, must be 0 or lie in [1, %g]", read.rerank_factor,
+                  double{kvstore::kMaxRerankFactor});
+    }
+    to->rerank_factor = static_cast<float>(read.rerank_factor);
+  }
   return ReadExcluded(read, to);
 }
 

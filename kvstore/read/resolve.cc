@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -47,7 +48,7 @@ void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSe
       selection.group_rule > GroupRule::kMaxLogit) {
     return Refuse("selection.group_rule", "unknown", resolved);
   }
-  if (!(selection.rerank_factor >= 1.0f && selection.rerank_factor <= kMaxRerankFactor)) {
+  if (!IsRerankFactor(double{selection.rerank_factor})) {
     return Refuse("selection.rerank_factor",
                   std::to_string(selection.rerank_factor) + ", must be 0 or lie in [1, " +
                       std::to_string(static_cast<int>(kMaxRerankFactor)) + "]",
@@ -87,6 +88,19 @@ uint32_t TakeWithout(const ExcludedRanges& excluded, uint32_t begin, uint32_t en
   }
   if (begin < end) add({begin, end});
   return count;
+}
+
+// Returns how many candidates the index proposes.
+uint32_t ShortlistCount(const Selection& selection, const ResolvedSelection& resolved) {
+  if (selection.index.kind == IndexKind::kFlat || selection.rerank_factor == 1.0f) {
+    return resolved.select_count;
+  }
+  // The factor is a float: 1.1 of 10 tokens are 11, although the float next to 1.1 is larger.
+  constexpr double kBelowOne = 1.0 - std::numeric_limits<float>::epsilon();
+  const double wanted =
+      std::ceil(double{selection.rerank_factor} * resolved.select_count * kBelowOne);
+  return std::max(resolved.select_count,
+                  static_cast<uint32_t>(std::min<double>(wanted, resolved.candidate_count)));
 }
 
 }  // namespace
@@ -157,10 +171,7 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
     resolved->select_count = static_cast<uint32_t>(
         std::min<uint64_t>(budget > kept ? budget - kept : 0, resolved->candidate_count));
   }
-  const double factor =
-      selection.index.kind == IndexKind::kFlat ? 1.0 : double{selection.rerank_factor};
-  resolved->shortlist_count = static_cast<uint32_t>(
-      std::min<double>(std::ceil(factor * resolved->select_count), resolved->candidate_count));
+  resolved->shortlist_count = ShortlistCount(selection, *resolved);
 }
 
 }  // namespace pqcached::kvstore

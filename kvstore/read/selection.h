@@ -45,6 +45,7 @@ class ExcludedRanges {
 };
 
 inline constexpr float kMaxRerankFactor = 8.0f;
+constexpr bool IsRerankFactor(double factor) { return factor >= 1 && factor <= kMaxRerankFactor; }
 
 enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2 };
 

@@ -140,6 +140,11 @@ Refusal Decode(const v1::Selection& message, const std::string& field,
   RETURN_IF_ERROR(
       DecodeTokens(message.window_tokens(), field + ".window_tokens", &selection->window_tokens));
   if (message.rerank_factor() != 0) {
+    if (!kvstore::IsRerankFactor(message.rerank_factor())) {
+      return Refuse(StatusCode::kInvalidArgument, field + ".rerank_factor",
+                    std::to_string(message.rerank_factor()) + ", must be 0 or lie in [1, " +
+                        std::to_string(static_cast<int>(kvstore::kMaxRerankFactor)) + "]");
+    }
     selection->rerank_factor = static_cast<float>(message.rerank_factor());
   }
   RETURN_IF_ERROR(DecodeExcluded(message, field + ".excluded", &selection->excluded));

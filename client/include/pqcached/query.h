@@ -74,7 +74,8 @@ typedef struct pqc_selection {
   /* Exact re-ranking: the index proposes ceil(rerank_factor x k) candidates, whose keys are scored
    * exactly, and the k best of these are selected; softmax rules are normalised over the proposed
    * ones. In [1, 8]; 0 = 1 = off. It costs rerank_factor x k reads of keys on the host. Without an
-   * effect under PQC_INDEX_FLAT. PQC_UNIMPLEMENTED for pages and in steps of a GPU. */
+   * effect under PQC_INDEX_FLAT and in layers that are not PQC_LAYERS_SELECTED. PQC_UNIMPLEMENTED
+   * for pages, in steps of a GPU, and when a call reaches an older sidecar or libpqcached_rpc. */
   double rerank_factor;
 } pqc_selection;
 

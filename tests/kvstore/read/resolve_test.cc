@@ -86,6 +86,10 @@ TEST(Resolve, AShortlistHasTheFactorOfTheSelectedTokensAtMostAllCandidates) {
                       .budget_kind = BudgetKind::kRetrieved,
                       .budget_count = 7};
   EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 7u);
+  selection.budget_count = 10;
+  selection.rerank_factor = 1.1f;  // the float is larger than 1.1
+  EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 11u);
+  selection.budget_count = 7;
   selection.rerank_factor = 2.1f;
   EXPECT_EQ(Resolve(selection, 99, 100).shortlist_count, 15u);
   selection.budget_count = 69;

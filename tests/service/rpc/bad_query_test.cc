@@ -68,7 +68,7 @@ TEST_F(BadInputTest, SelectionsThatCannotBe) {
   CheckSelect(
       "mass", [](Q&, S& s) { s.set_attention_mass(0.9); }, StatusCode::UNIMPLEMENTED,
       ".selection.attention_mass");
-  for (const double factor : {-1.0, 0.5, 8.5, 1e300, static_cast<double>(NAN)}) {
+  for (const double factor : {-1.0, 0.5, 1e-60, 8.0000001, 8.5, 1e300, static_cast<double>(NAN)}) {
     CheckSelect(
         "rerank", [&](Q&, S& s) { s.set_rerank_factor(factor); }, invalid,
         ".selection.rerank_factor", "must be 0 or lie in [1, 8]");
@@ -175,6 +175,10 @@ TEST_F(BadInputTest, QueriesThatCannotBe) {
   pages.mutable_items(0)->mutable_pages()->set_heads(static_cast<v1::HeadRule>(4));
   Check("head rule", client_->kv().TopK(client_->Context().get(), pages, &response), invalid,
         "items[0].pages.heads");
+  pages.mutable_items(0)->mutable_pages()->set_heads(v1::HEAD_RULE_EACH);
+  pages.mutable_items(0)->mutable_selection()->set_rerank_factor(2);
+  Check("pages re-ranked", client_->kv().TopK(client_->Context().get(), pages, &response),
+        StatusCode::UNIMPLEMENTED, "items[0].selection.rerank_factor");
   v1::AttendRequest attend;
   *attend.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
   v1::AttendResponse attention;

@@ -1,5 +1,6 @@
 #include "client/gpu/load.h"
 
+#include <algorithm>
 #include <iterator>
 #include <new>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "client/gpu/gpu.h"
+#include "client/local/session.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
@@ -65,12 +67,12 @@ class DeviceSink final : public LoadSink {
   }
 
   pqc_status SetPool(const std::shared_ptr<Mapping>& pool) override {
-    held_.keeps_pool = false;
-    const gpu::Outcome set = held_.loader->SetPool(pool->data(), pool->size_bytes());
-    if (!set.ok()) return Note(set);
-    held_.pool = pool;
-    held_.keeps_pool = pool->HoldPages() == PQC_OK;
-    return PQC_OK;
+    const bool is_held = pool->HoldPages() == PQC_OK;
+    if (!is_held) ClearLastError();  // the host reads the rows
+    const gpu::Outcome set =
+        held_.loader->SetPool(is_held ? pool->data() : nullptr, is_held ? pool->size_bytes() : 0);
+    if (set.ok()) held_.pool = is_held ? pool : nullptr;
+    return Note(set);
   }
 
   void Write(const kvstore::RowRun& run) override {
@@ -132,6 +134,13 @@ pqc_status CheckLoadPointers(gpu::RowLoader& loader, std::span<const LoadLayer> 
   return PQC_OK;
 }
 
+// Returns whether the worker has ended whose memory the loader has locked.
+bool IsEnded(const HeldLoader& loader) {
+  const bool is_ended = loader.pool != nullptr && loader.pool->HoldPages() != PQC_OK;
+  if (is_ended) ClearLastError();
+  return is_ended;
+}
+
 }  // namespace
 
 void DeviceLoads::SetEntry(const gpu::GpuEntry& entry) {
@@ -165,20 +174,32 @@ pqc_status DeviceLoads::Take(const void* target, const char* name, HeldLoader* l
 }
 
 void DeviceLoads::Return(HeldLoader loader) {
-  if (!loader.keeps_pool) {
-    if (!loader.loader->SetPool(nullptr, 0).ok()) return;  // it is closed
-    loader.pool.reset();
-  }
   const base::MutexLock lock(&mutex_);
+  if (IsEnded(loader)) return;  // it is closed
   try {
     idle_.push_back(std::move(loader));
   } catch (const std::bad_alloc&) {  // it is closed
   }
 }
 
+void DeviceLoads::CloseEnded() {
+  std::vector<HeldLoader> ended;  // closed without the lock
+  const base::MutexLock lock(&mutex_);
+  const auto first = std::stable_partition(
+      idle_.begin(), idle_.end(), [](const HeldLoader& loader) { return !IsEnded(loader); });
+  ended.assign(std::make_move_iterator(first), std::make_move_iterator(idle_.end()));
+  idle_.erase(first, idle_.end());
+}
+
 std::shared_ptr<DeviceLoads> DeviceLoadsOf(ClientState& client) {
   const base::MutexLock lock(&client.device_loads_mutex);
-  if (!client.device_loads) client.device_loads = std::make_shared<DeviceLoads>();
+  if (client.device_loads) return client.device_loads;
+  client.device_loads = std::make_shared<DeviceLoads>();
+  if (client.local) {
+    client.local->OnReplaced([loads = std::weak_ptr(client.device_loads)] {
+      if (const auto present = loads.lock()) present->CloseEnded();
+    });
+  }
   return client.device_loads;
 }
 

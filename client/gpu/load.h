@@ -20,16 +20,15 @@ struct LoaderCloser {
   void operator()(gpu::RowLoader* loader) const { loader->Close(); }
 };
 
-// A loader of one load, and the memory that it may read in place.
+// A loader of one load, and the memory that it reads in place: a pool whose pages the sidecar keeps
+// where they are.
 struct HeldLoader {
-  std::shared_ptr<Mapping> pool;  // shared, as all mappings are
-  bool keeps_pool = false;        // between loads, too: the sidecar keeps its pages in place
+  std::shared_ptr<Mapping> pool;                         // shared, as all mappings are
   std::unique_ptr<gpu::RowLoader, LoaderCloser> loader;  // destroyed first
 };
 
-// The loaders of a client that no load uses, and the library that makes them. They keep the locks
-// of a pool whose pages the sidecar keeps in place. Of another pool, the sidecar may remove pages
-// of free extents, and a lock that remains would go on reading the removed pages. Thread-safe.
+// The loaders of a client that no load uses, with their pools, and the library that makes them.
+// Thread-safe.
 class DeviceLoads {
  public:
   // Sets the library, unless there is one.
@@ -38,6 +37,8 @@ class DeviceLoads {
   pqc_status Take(const void* target, const char* name, HeldLoader* loader);
   // Keeps a loader whose copies have ended for a later load.
   void Return(HeldLoader loader);
+  // Closes the loaders that have memory of a worker that has ended.
+  void CloseEnded();
 
  private:
   pqc_status FindEntry(const gpu::GpuEntry** entry);

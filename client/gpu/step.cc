@@ -161,6 +161,7 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   if (gpu.pool == pool) return PQC_OK;
   const pqc_status held = pool->HoldPages();
   if (held != PQC_OK && held != PQC_UNIMPLEMENTED) return held;
+  ClearLastError();  // of an older sidecar's answer
   RETURN_IF_ERROR(Report(gpu.steps->ReleasePool(), "gpu"));
   gpu.held.clear();
   gpu.seen.clear();

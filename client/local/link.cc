@@ -99,11 +99,17 @@ pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
 }
 
 pqc_status LocalLink::HoldPool(uint64_t cache_id) {
+  if (!IsValid()) {
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended"));
+  }
+  {
+    const base::MutexLock lock(&mutex_);
+    if (const auto held = holds_.find(cache_id); held != holds_.end()) return held->second;
+  }
+  const pqc_status status = host_->HoldPool(cache_id);
+  if (status != PQC_OK && status != PQC_UNIMPLEMENTED) return status;
   const base::MutexLock lock(&mutex_);
-  if (held_pools_.contains(cache_id)) return PQC_OK;
-  RETURN_IF_ERROR(host_->HoldPool(cache_id));
-  held_pools_.insert(cache_id);
-  return PQC_OK;
+  return holds_[cache_id] = status;
 }
 
 pqc_status LocalLink::Words(uint32_t index, const LeaseWords** words) const {

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 
 #include "client/local/host.h"
 #include "client/local/mapping.h"
@@ -65,7 +64,8 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
 
   // Returns a cache's pool, mapped at the first use. The pool keeps the link alive.
   pqc_status Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
-  // Implements Mapping::HoldPages of a pool: asks the sidecar once.
+  // Implements Mapping::HoldPages of a pool: asks the sidecar once. PQC_UNAVAILABLE after the
+  // worker's end.
   pqc_status HoldPool(uint64_t cache_id);
   // Finds the words of a lease; PQC_INTERNAL when the sidecar named an index out of range.
   pqc_status Words(uint32_t index, const kvstore::LeaseWords** words) const;
@@ -100,7 +100,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   base::Mutex mutex_;
   // By cache id.
   std::map<uint64_t, std::shared_ptr<Mapping>> pools_ PQCACHED_GUARDED_BY(mutex_);
-  std::set<uint64_t> held_pools_ PQCACHED_GUARDED_BY(mutex_);  // HoldPool has been answered
+  std::map<uint64_t, pqc_status> holds_ PQCACHED_GUARDED_BY(mutex_);  // answers to HoldPool
 };
 
 }  // namespace pqcached::client

@@ -176,6 +176,12 @@ void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
   events_->AddIfWanted(new_worker_);
   staging_->DropRing();
   ReleaseOldLinks(*kept);  // which a call in progress may have used once more
+  std::function<void()> release;
+  {
+    const base::MutexLock lock(&sequences_mutex_);
+    release = on_replaced_;
+  }
+  if (release) release();
 }
 
 // Sequences that are not in use must not keep the old memory mapped either.

@@ -105,6 +105,13 @@ class LocalSession {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
 
+  // Sets what is called when the session goes on with another worker: it releases the memory of
+  // former ones. Called before the session has other users of such memory.
+  void OnReplaced(std::function<void()> release) {
+    const base::MutexLock lock(&sequences_mutex_);
+    on_replaced_ = std::move(release);
+  }
+
   // Returns the client's events. The session adds those about itself and its sequences once they
   // are wanted.
   const std::shared_ptr<Events>& events() const { return events_; }
@@ -162,6 +169,7 @@ class LocalSession {
   std::string why_lost_ PQCACHED_GUARDED_BY(mutex_);
   base::Mutex sequences_mutex_;
   std::set<LocalSequence*> sequences_ PQCACHED_GUARDED_BY(sequences_mutex_);
+  std::function<void()> on_replaced_ PQCACHED_GUARDED_BY(sequences_mutex_);
   std::thread watcher_;
 };
 

@@ -57,9 +57,9 @@ class RowLoader {
   // host does not wait.
   // Errors: kInvalid  a stream of another device, or one that captures
   virtual Outcome Follow(void* stream) = 0;
-  // Gives the memory in which rows may be read in place, until the next call. Null: none. The
-  // memory must stay mapped until then, or Close. Pages that the kernel removes from it
-  // during this time must not be read.
+  // Gives the memory in which rows may be read in place, page-locked until the next call with
+  // another one. Null: none. Until then, or Close, the memory must stay mapped, and its pages where
+  // they are.
   virtual Outcome SetPool(const std::byte* pool, size_t pool_bytes) = 0;
 
   // Begins a layer, after Finish of the previous one. `token_offsets` may be freed afterwards.

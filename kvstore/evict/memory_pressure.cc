@@ -31,6 +31,7 @@ void ApplyMemoryLimits(const MemoryLimits& limits,
   }
   for (const auto& cache : caches) {
     if (left_bytes == 0) break;
+    if (cache->pool->KeepsPages()) continue;  // nothing would return
     cache->pages != nullptr ? cache->pages->Evict(left_bytes)
                             : evictor.FreeRetained(*cache, left_bytes);
     give_back(*cache->pool);

@@ -31,8 +31,6 @@ constexpr size_t kTouchBytes = kChunkBytes;
 
 // Bounds the retries: memory that the reclaimer frees may be allocated by other threads first.
 constexpr int kMaxReclaims = 4;
-// Largest piece of free memory that allocations cannot use while it is erased.
-constexpr size_t kEraseBytes = size_t{64} << 20;
 // Largest piece whose pages are returned to the machine in one step, during which allocations wait.
 constexpr size_t kReturnBytes = kChunkBytes;
 // The toucher runs when allocations have used this part of the idle reserve.
@@ -415,7 +413,12 @@ PageHold Pool::HoldPages() {
 
 void Pool::ReleaseHold() {
   const MutexLock lock(&mutex_);
-  --page_holds_;
+  if (page_holds_ > 0) --page_holds_;  // EndHolds may have ended it
+}
+
+void Pool::EndHolds() {
+  const MutexLock lock(&mutex_);
+  page_holds_ = 0;
 }
 
 size_t Pool::ReturnUnusedPages() {
@@ -433,10 +436,10 @@ size_t Pool::ReturnUnusedPages() {
   return resident_bytes > allowed_bytes ? ReturnFreePages(resident_bytes - allowed_bytes) : 0;
 }
 
-// A piece that is allocated concurrently is overwritten by its owner.
+// A piece that is allocated concurrently is overwritten by its owner. Where pages stay, writing to
+// a chunk would make its absent pages present, so chunks without pages are left out.
 void Pool::EraseFree() {
-  // Writing to a chunk makes its pages present, so chunks without pages are left out.
-  VisitFree(KeepsPages() ? kReturnBytes : kEraseBytes, [&](UnitRange units) {
+  VisitFree(kReturnBytes, [&](UnitRange units) {
     if (!HasPages(units)) return true;
     {
       const MutexLock lock(&mutex_);
@@ -463,8 +466,12 @@ void Pool::EraseQuarantined() {
     taken.swap(quarantine_);
     ends = quarantine_ends_;
   }
-  for (const UnitRange units : taken) {
-    if (HasPages(units) && !RemovePages(units)) std::memset(data(units), 0, units.size_bytes());
+  for (const UnitRange all : taken) {
+    UnitRange units = all;
+    for (uint32_t left = all.count; left > 0; left -= units.count, units.begin += units.count) {
+      units.count = std::min<uint32_t>(left, kReturnBytes >> kExtentUnitShift);
+      if (HasPages(units) && !RemovePages(units)) std::memset(data(units), 0, units.size_bytes());
+    }
   }
   const MutexLock lock(&mutex_);
   quarantine_.insert(quarantine_.end(), taken.begin(), taken.end());

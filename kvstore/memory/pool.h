@@ -157,6 +157,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // destroyed. For readers that have page-locked a mapping of the pool: their device goes on to
   // read the old page of an extent whose page was removed.
   PageHold HoldPages();
+  // Ends all holds: of a pool whose extents are not allocated again.
+  void EndHolds();
+  // Returns whether pages stay in the pool at present when they are unused.
+  bool KeepsPages() const;
   // Overwrites the contents of all free and quarantined extents with zeros: returns their pages to
   // the machine, or, where pages stay, writes.
   void EraseFree();
@@ -181,9 +185,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   size_t UsedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return static_cast<size_t>(units_.used_units()) << kExtentUnitShift;
   }
-  // Returns whether pages stay in the pool when they are unused: always, and at present.
   bool AlwaysKeepsPages() const;
-  bool KeepsPages() const;
   void ReleaseHold();
   // Grants the bytes in use of an earlier process.
   void GrantClaimed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -139,6 +139,8 @@ absl::StatusOr<DroppedCache> StoreImpl::DropCache(std::string_view tenant, uint6
   dropped.bytes = pool.usage().capacity_bytes - pool.absent_bytes();
   pool.PauseTouching(true);
   pool.EraseFree();  // also what clients still map
+  pool.EndHolds();
+  pool.ReturnFreePages(dropped.bytes);  // those that were held when they were erased
   return dropped;
 }
 

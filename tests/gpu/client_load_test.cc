@@ -446,29 +446,40 @@ TEST_F(ClientLoadTest, AClientWithoutTheLibrarySaysSo) {
 
 #if defined(PQCACHED_CUDA_EMULATION)
 TEST_F(ClientLoadTest, APoolWhosePagesStayIsLockedOnce) {
-  Targets targets, again;
-  targets.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
-  again.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
-  ExpectOk(Load(local_, 0, kPrefill, targets));
-  ExpectLayer(targets, 0, 0);
-  emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);  // of staging
-  emulation::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
-  ExpectOk(Load(local_, 0, kPrefill, again));
-  ExpectLayer(again, 0, 0);
+  for (const bool is_locked : {false, true}) {
+    Targets targets;
+    targets.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
+    emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);  // of staging
+    if (is_locked) emulation::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
+    ExpectOk(Load(local_, 0, kPrefill, targets));
+    emulation::Reset();
+    ExpectLayer(targets, 0, 0);
+  }
   EXPECT_EQ(sidecar_.hold_count(), 1u);
+}
+
+TEST_F(ClientLoadTest, APoolWhosePagesMayGoIsNotLocked) {
+  sidecar_.RefuseHolds(PQC_UNAVAILABLE);
+  Targets staged, in_place;
+  staged.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
+  emulation::FailCall("cudaHostRegister", cudaErrorUnknown);
+  ExpectOk(Load(local_, 0, kPrefill, staged));
+  EXPECT_EQ(std::string(pqc_last_error()), "");
   emulation::Reset();
+  ExpectLayer(staged, 0, 0);
+  sidecar_.RefuseHolds(PQC_OK);
+  in_place.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
+  ExpectOk(Load(local_, 0, kPrefill, in_place));
+  ExpectLayer(in_place, 0, 0);
+  EXPECT_EQ(sidecar_.hold_count(), 2u);
 }
 
 TEST_F(ClientLoadTest, RowsAreReadInPlaceWhereThePoolIsPageLocked) {
-  sidecar_.RefuseHolds(PQC_UNIMPLEMENTED);
   Targets targets;
   targets.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);
   emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);  // of staging
   ExpectOk(Load(local_, 0, kPrefill, targets));
   ExpectLayer(targets, 0, 0);
-  // The page lock has ended with the load: the kernel may remove pages of the pool from now on.
-  emulation::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
-  ExpectFails(Load(local_, 0, kPrefill, targets), PQC_RESOURCE_EXHAUSTED, "layers: allocating");
   emulation::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);
   Targets others;
   others.Add(0, PQC_F16, Layout::kContiguous, Layout::kContiguous, kPrefill);

@@ -57,19 +57,21 @@ __device__ void LoadCells(const SelectChunk& chunk, PqGeometry geometry, ThreadS
                           uint32_t (&cells)[kSlotsPerThread]) {
   uint8_t bytes[kSlotsPerThread];
   LoadPlane(chunk.planes, slots, bytes);
-  PQC_UNROLL
-  for (uint32_t i = 0; i < kSlotsPerThread; ++i) cells[i] = bytes[i];
-  if (geometry.subspace_count == 1) return;
-  if (geometry.bits == 4) {  // one plane of nibbles, sub-space 0 in the low one
+  if (HasNibblePlanes(geometry)) {  // one plane, sub-space 0 in the low nibbles
     PQC_UNROLL
-    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
-      cells[i] = (cells[i] & 15u) << 4 | cells[i] >> 4;
-    }
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) cells[i] = (bytes[i] & 15u) << 4 | bytes[i] >> 4;
     return;
   }
+  // Memory that is overwritten while it is read may have any bytes.
+  const uint32_t mask = (1u << geometry.bits) - 1;
+  PQC_UNROLL
+  for (uint32_t i = 0; i < kSlotsPerThread; ++i) cells[i] = bytes[i] & mask;
+  if (geometry.subspace_count == 1) return;
   LoadPlane(chunk.planes + chunk.stride, slots, bytes);
   PQC_UNROLL
-  for (uint32_t i = 0; i < kSlotsPerThread; ++i) cells[i] = cells[i] << geometry.bits | bytes[i];
+  for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+    cells[i] = cells[i] << geometry.bits | (bytes[i] & mask);
+  }
 }
 
 struct CountShared {

@@ -81,14 +81,14 @@ struct PqSelectShape {
   uint32_t table_capacity = 0;
 };
 
-// Returns the scratch size in bytes. It grows with the candidates, by 4 bytes each, only where the
-// geometry has no cells.
+// Returns the scratch size in bytes. It grows with the candidates, by 4 bytes each where the
+// geometry has no cells and by a quarter of a byte elsewhere.
 size_t PqSelectScratchBytes(const PqSelectShape& shape);
 
 // Selects tokens. When the geometry has cells: counts the tokens of each cell, computes values and
-// thresholds over cells with one block per lane, and converts selected cells to positions (4
-// launches). Otherwise: selects like ScoreSelect, with logits summed from tables whenever they are
-// needed.
+// thresholds over the cells with a block for each table, and converts selected cells to positions
+// (8 launches at most). Otherwise: selects like ScoreSelect, with logits summed from tables
+// whenever they are needed.
 //
 // Errors: those of the launches. cudaErrorInvalidValue when a number is out of range or the scratch
 // is too small; then nothing is launched.

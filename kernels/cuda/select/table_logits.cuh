@@ -63,7 +63,7 @@ class TableLogits {
       uint8_t codes[kSlotsPerThread];
       LoadPlane(chunk_.planes + plane * chunk_.stride, slots_, codes);
       if (!HasNibblePlanes(geometry_)) {
-        AddEntries(plane << geometry_.bits, codes, 0, 255u, logits);
+        AddEntries(plane << geometry_.bits, codes, 0, (1u << geometry_.bits) - 1, logits);
       } else {
         AddEntries(2 * plane << 4, codes, 0, 15u, logits);
         AddEntries((2 * plane + 1) << 4, codes, 4, 15u, logits);

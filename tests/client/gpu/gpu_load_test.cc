@@ -1,6 +1,8 @@
 // Loads to the device by the C++ wrapper.
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "pqcached/operation.hpp"
@@ -59,6 +61,30 @@ TEST_F(GpuWrapperTest, StoredRowsAreLoadedToTheDevice) {
   fourth.Expect(layer, 0);
   MustBeOk(load.Close(60000));
   Expect(sequence.Load({101, 1001}, rows), PQC_OUT_OF_RANGE, "tokens");
+}
+
+// Also a client that loads no more: the sidecar waits for the end of the former connection before
+// it uses the memory again.
+TEST_F(GpuWrapperTest, LoadersReleaseTheMemoryOfAWorkerThatHasEnded) {
+  const Layer layer(1000, 3);
+  Sequence sequence = Fill(layer, 1000);
+  const LoadedLayer first(900), second(900);
+  const LayerRows rows[] = {first.Rows(1, stream_)}, others[] = {second.Rows(0, stream_)};
+  {  // two loads at once have two loaders
+    Operation one = Must(Operation::Load(sequence, {50, 950}, rows));
+    Operation two = Must(Operation::Load(sequence, {50, 950}, others));
+    MustBeOk(one.Close(60000));
+    MustBeOk(two.Close(60000));
+  }
+  sidecar_.EndWorker();
+  sidecar_.StartWorker();
+  MustBeOk(sequence.Load({50, 950}, rows));
+  first.Expect(layer, 50);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (sidecar_.connections != 1 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(sidecar_.connections, 1);
 }
 
 }  // namespace

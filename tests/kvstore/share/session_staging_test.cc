@@ -196,5 +196,20 @@ TEST(SessionHolds, PagesOfAHeldPoolReturnAfterTheSession) {
   EXPECT_LT(AllocatedBytes(*pool), before);
 }
 
+TEST(SessionHolds, TheMemoryOfADroppedCacheReturns) {
+  StoreOptions options = testing::SmallOptions();
+  options.idle_reserve_bytes = 0;
+  TestSequence sequence(testing::SmallSpec(), options);
+  Store& store = sequence.store();
+  MappedClient client(store, sequence.cache_id(), "client#1");
+  sequence.Append(600);
+  const auto pool = store.OpenPool(kTenant, "client#1", sequence.cache_id());
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  ASSERT_TRUE(store.HoldPool(kTenant, "client#1", sequence.cache_id()).ok());
+  ASSERT_GT(AllocatedBytes(*pool), 0u);
+  ASSERT_TRUE(store.DropCache(kTenant, sequence.cache_id()).ok());
+  EXPECT_EQ(AllocatedBytes(*pool), 0u);
+}
+
 }  // namespace
 }  // namespace pqcached::kvstore

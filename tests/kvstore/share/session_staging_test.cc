@@ -207,7 +207,7 @@ TEST(SessionHolds, TheMemoryOfADroppedCacheReturns) {
   ASSERT_TRUE(pool.ok()) << pool.status();
   ASSERT_TRUE(store.HoldPool(kTenant, "client#1", sequence.cache_id()).ok());
   ASSERT_GT(AllocatedBytes(*pool), 0u);
-  ASSERT_TRUE(store.DropCache(kTenant, sequence.cache_id()).ok());
+  ASSERT_TRUE(store.DropCache(kTenant, sequence.cache_id(), /*force=*/true).ok());
   EXPECT_EQ(AllocatedBytes(*pool), 0u);
 }
 

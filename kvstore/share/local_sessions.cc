@@ -81,7 +81,7 @@ absl::Status LocalSessions::NotePool(std::string_view session, uint64_t cache_id
 absl::Status LocalSessions::HoldPool(std::string_view session, uint64_t cache_id, PageHold hold) {
   const MutexLock lock(&mutex_);
   ASSIGN_OR_RETURN(const auto found, Find(session));
-  found->holds.try_emplace(cache_id, std::move(hold));
+  if (!found->holds.contains(cache_id)) found->holds[cache_id] = std::move(hold);
   return absl::OkStatus();
 }
 

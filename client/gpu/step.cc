@@ -150,8 +150,8 @@ void DropUnseated(GpuState& gpu) {
   }
 }
 
-// Makes the device release the previous pool before it uses another one. Of a pool whose pages the
-// sidecar may remove, which an older one does, the host reads the rows.
+// Makes the device release the previous pool before it uses another one. An older sidecar may
+// remove pages of the pool: then the host reads its rows.
 pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
@@ -161,7 +161,7 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   if (gpu.pool == pool) return PQC_OK;
   const pqc_status held = pool->HoldPages();
   if (held != PQC_OK && held != PQC_UNIMPLEMENTED) return held;
-  ClearLastError();  // of an older sidecar's answer
+  ClearLastError();  // an older sidecar's refusal is no failure of this call
   RETURN_IF_ERROR(Report(gpu.steps->ReleasePool(), "gpu"));
   gpu.held.clear();
   gpu.seen.clear();

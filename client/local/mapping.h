@@ -31,9 +31,9 @@ class Mapping {
 
   // Sets what HoldPages calls; before others use the object.
   void SetHold(std::function<pqc_status()> hold) { hold_ = std::move(hold); }
-  // Makes the sidecar keep the pages of this memory, a pool, in place until the session ends. The
-  // memory may be page-locked from then on: of a page that the sidecar removes, a device that has
-  // locked it would read the old contents.
+  // Makes the sidecar keep the pages of this memory, a pool, in place until the session ends.
+  // Called before the memory is page-locked, because a device goes on reading a page that it has
+  // locked when the sidecar has replaced that page.
   //
   // Errors: PQC_UNIMPLEMENTED  an older sidecar, or memory that is no pool
   pqc_status HoldPages() const { return hold_ ? hold_() : PQC_UNIMPLEMENTED; }

@@ -41,10 +41,6 @@ struct AttendPlan {
   float* lses;              // [split, lane, head]
 };
 
-template <uint32_t kHeads>
-struct alignas(16) HeadFloats {
-  float of[kHeads];
-};
 using FourFloats = HeadFloats<4>;
 
 // State per head: the weights of the tile's rows, then the factor that rescales the running sums.

@@ -74,6 +74,12 @@ __host__ __device__ constexpr T Larger(T a, T b) {
   return a < b ? b : a;
 }
 
+// Numbers of some heads, 1, 4, 8 or 16, which vector loads read together.
+template <uint32_t kHeads>
+struct alignas(Smaller<size_t>(16, sizeof(float) * kHeads)) HeadFloats {
+  float of[kHeads];
+};
+
 __device__ inline float WarpMax(float value) {
   for (int distance = 16; distance > 0; distance /= 2) {
     value = Larger(value, __shfl_xor_sync(kAllLanes, value, distance));
@@ -100,16 +106,6 @@ __device__ T BlockSum(T value, T* slots) {
   T sum = slots[0];
   for (uint32_t warp = 1; warp < WarpCount(); ++warp) sum += slots[warp];
   return sum;
-}
-
-__device__ inline float BlockMax(float value, float* slots) {
-  value = WarpMax(value);
-  __syncthreads();
-  if (LaneIndex() == 0) slots[WarpIndex()] = value;
-  __syncthreads();
-  float largest = slots[0];
-  for (uint32_t warp = 1; warp < WarpCount(); ++warp) largest = Larger(largest, slots[warp]);
-  return largest;
 }
 
 // Returns the sum of `value` over the threads before this one; `slots` as above.

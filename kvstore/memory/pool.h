@@ -154,10 +154,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // an interval in place, and returns those of one that has ended two intervals ago.
   size_t ReturnUnusedPages();
   // Keeps all pages of the pool in place, also those of free extents, until the returned object is
-  // destroyed. For readers that have page-locked a mapping of the pool: their device goes on to
-  // read the old page of an extent whose page was removed.
+  // destroyed. Needed by readers that have page-locked a mapping of the pool: their device goes on
+  // reading a page that it has locked when another page has replaced it.
   PageHold HoldPages();
-  // Ends all holds: of a pool whose extents are not allocated again.
+  // Ends all holds. REQUIRES: no extent is allocated any more.
   void EndHolds();
   // Returns whether pages stay in the pool at present when they are unused.
   bool KeepsPages() const;

@@ -19,12 +19,6 @@ constexpr bool LoadsHeadsAtOnce(const PqGeometry& geometry, uint32_t head_count)
   return head_count > 1 && TableFloats(geometry) * kHeadsAtOnce <= kSharedTableFloats;
 }
 
-// Numbers of some heads.
-template <uint32_t kHeads>
-struct alignas(sizeof(float) * kHeads) HeadFloats {
-  float of[kHeads];
-};
-
 // Logits of this thread's slots, chunk by chunk. All threads of the block call each function
 // together.
 template <uint32_t kHeads>

@@ -177,38 +177,43 @@ TEST(SessionStaging, IsOncePerLocalSession) {
             StatusCode::kFailedPrecondition);
 }
 
-TEST(SessionHolds, PagesOfAHeldPoolReturnAfterTheSession) {
-  StoreOptions options = testing::SmallOptions();
-  options.idle_reserve_bytes = 0;
-  TestSequence sequence(testing::SmallSpec(), options);
-  Store& store = sequence.store();
-  MappedClient client(store, sequence.cache_id(), "client#1");
-  sequence.Append(600);
-  const auto pool = store.OpenPool(kTenant, "client#1", sequence.cache_id());
-  ASSERT_TRUE(pool.ok()) << pool.status();
-  ASSERT_TRUE(store.HoldPool(kTenant, "client#1", sequence.cache_id()).ok());
-  ASSERT_TRUE(store.DropSequence(kTenant, sequence.id()).ok());
-  const size_t before = AllocatedBytes(*pool);
-  for (int call = 0; call < 4; ++call) store.ApplyMemoryLimits();
-  EXPECT_EQ(AllocatedBytes(*pool), before);
-  store.DropSession("client#1");
-  for (int call = 0; call < 4; ++call) store.ApplyMemoryLimits();
-  EXPECT_LT(AllocatedBytes(*pool), before);
+// A pool with rows whose pages a session holds.
+class SessionHolds : public ::testing::Test {
+ protected:
+  SessionHolds() : client_(store(), sequence_.cache_id(), "client#1") {
+    sequence_.Append(600);
+    auto pool = store().OpenPool(kTenant, "client#1", sequence_.cache_id());
+    EXPECT_TRUE(pool.ok()) << pool.status();
+    pool_ = *std::move(pool);
+    EXPECT_TRUE(store().HoldPool(kTenant, "client#1", sequence_.cache_id()).ok());
+    EXPECT_GT(AllocatedBytes(pool_), 0u);
+  }
+
+  static StoreOptions WithoutReserve() {
+    StoreOptions options = testing::SmallOptions();
+    options.idle_reserve_bytes = 0;
+    return options;
+  }
+  Store& store() { return sequence_.store(); }
+
+  TestSequence sequence_{testing::SmallSpec(), WithoutReserve()};
+  MappedClient client_;
+  SharedMemory pool_;
+};
+
+TEST_F(SessionHolds, PagesOfAHeldPoolReturnAfterTheSession) {
+  ASSERT_TRUE(store().DropSequence(kTenant, sequence_.id()).ok());
+  const size_t before = AllocatedBytes(pool_);
+  for (int call = 0; call < 4; ++call) store().ApplyMemoryLimits();
+  EXPECT_EQ(AllocatedBytes(pool_), before);
+  store().DropSession("client#1");
+  for (int call = 0; call < 4; ++call) store().ApplyMemoryLimits();
+  EXPECT_LT(AllocatedBytes(pool_), before);
 }
 
-TEST(SessionHolds, TheMemoryOfADroppedCacheReturns) {
-  StoreOptions options = testing::SmallOptions();
-  options.idle_reserve_bytes = 0;
-  TestSequence sequence(testing::SmallSpec(), options);
-  Store& store = sequence.store();
-  MappedClient client(store, sequence.cache_id(), "client#1");
-  sequence.Append(600);
-  const auto pool = store.OpenPool(kTenant, "client#1", sequence.cache_id());
-  ASSERT_TRUE(pool.ok()) << pool.status();
-  ASSERT_TRUE(store.HoldPool(kTenant, "client#1", sequence.cache_id()).ok());
-  ASSERT_GT(AllocatedBytes(*pool), 0u);
-  ASSERT_TRUE(store.DropCache(kTenant, sequence.cache_id(), /*force=*/true).ok());
-  EXPECT_EQ(AllocatedBytes(*pool), 0u);
+TEST_F(SessionHolds, TheMemoryOfADroppedCacheReturns) {
+  ASSERT_TRUE(store().DropCache(kTenant, sequence_.cache_id(), /*force=*/true).ok());
+  EXPECT_EQ(AllocatedBytes(pool_), 0u);
 }
 
 }  // namespace

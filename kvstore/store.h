@@ -84,8 +84,10 @@ class DescriptorKeeper;  // memory/keeper.h
 struct StoreOptions {
   size_t max_pool_bytes = size_t{8} << 30;  // over all caches
   uint32_t max_caches = 64;
-  uint32_t max_sequences = 4096;   // per cache
-  uint32_t segment_tokens = 8192;  // capacity of a prefill segment; a multiple of kBlockTokens
+  uint32_t max_sequences = 4096;  // per cache
+  // Most capacity of a prefill segment; a multiple of kBlockTokens. The end of a prompt whose
+  // tokens have names gets a shorter one.
+  uint32_t segment_tokens = 8192;
   // Most capacity of a segment of appended tokens; a multiple of kBlockTokens. Short sequences get
   // shorter ones.
   uint32_t tail_tokens = 1024;
@@ -505,8 +507,8 @@ class Store {
   // ---- Memory pressure. Sequences that were evicted are kNotFound, as if dropped; the message
   // says so.
 
-  // Returns whether a request fits, computed as allocation would do it. Reserves nothing: other
-  // requests may allocate first.
+  // Returns whether a request fits, computed as allocation would do it for a prompt whose tokens
+  // have names. Reserves nothing: other requests may allocate first.
   //
   // Errors: kNotFound (the cache), kInvalidArgument (index), kOutOfRange (more than
   // kMaxSequenceTokens)

@@ -38,8 +38,10 @@ void AddSegments(const Cache& cache, const IndexDescriptor& index, uint32_t slot
 ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDescriptor& index) {
   const SegmentingOptions& options = cache.segmenting;
   ExtentDemand demand;
-  AddSegments(cache, index, options.segment_tokens,
-              CeilDiv(spec.prefill_tokens, options.segment_tokens), demand);
+  const auto last = static_cast<uint32_t>(spec.prefill_tokens % options.segment_tokens);
+  AddSegments(cache, index, options.segment_tokens, spec.prefill_tokens / options.segment_tokens,
+              demand);
+  if (last > 0) AddSegments(cache, index, options.PrefillTokens(0, last), 1, demand);
   AddSegments(cache, index, options.tail_tokens, CeilDiv(spec.output_tokens, options.tail_tokens),
               demand);
   if (index.kind == IndexKind::kFlat || spec.prefill_tokens == 0) return demand;

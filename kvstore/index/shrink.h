@@ -1,7 +1,7 @@
 // Shrink replaces a closed segment by a copy that has room for no more than its tokens.
 //
-// A prefill opens a segment with segment_tokens slots, because the length of the prompt is not
-// known. When the prompt is short, most of these slots stay unused.
+// A prefill whose tokens have no names opens a segment with segment_tokens slots, because the
+// length of the prompt is not known. When the prompt is short, most of these slots stay unused.
 #ifndef PQCACHED_KVSTORE_INDEX_SHRINK_H_
 #define PQCACHED_KVSTORE_INDEX_SHRINK_H_
 

@@ -90,10 +90,12 @@ absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
 
 absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
                                                                WriteLease lease,
-                                                               bool has_live_index) {
+                                                               bool has_live_index,
+                                                               uint32_t expected_end) {
   const uint32_t segment_tokens = cache->segmenting.segment_tokens;
   ASSIGN_OR_RETURN(auto writer,
                    SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens));
+  writer.ExpectPrefill(expected_end);
   if (has_live_index) writer.DeferEncoding();
   return std::make_unique<IngestTransactionImpl>(std::move(writer));
 }

@@ -12,10 +12,12 @@
 namespace pqcached::kvstore {
 
 // The contracts are those of Store (store.h). `has_live_index`: an incremental index of the
-// sequence codes its rows later.
+// sequence codes its rows later. `expected_end`: position where the tokens that the caller has
+// announced end; 0 = unknown.
 absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
                                                                WriteLease lease,
-                                                               bool has_live_index);
+                                                               bool has_live_index,
+                                                               uint32_t expected_end);
 
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
                                     bool has_live_index, uint64_t first_position,

@@ -143,30 +143,42 @@ absl::Status SegmentWriter::MoveFromReaders() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<SegmentEntry>> SegmentWriter::Create(uint32_t first, uint32_t token_end,
+                                                                uint32_t slots_end) const {
+  std::vector<NewSegment> wanted;
+  while (first < token_end) {
+    const uint32_t tokens =
+        is_prefill_ ? cache_->segmenting.PrefillTokens(first, slots_end) : segment_tokens_;
+    wanted.push_back({.segment_id = cache_->counters.next_segment_id++,
+                      .first_position = first,
+                      .slot_capacity = tokens});
+    first += tokens;
+  }
+  const size_t indexes = base_->list->indexes.size();
+  return CreateSegments(
+      *cache_->pool, cache_->layers, wanted,
+      defer_encoding_ ? NewestCodebooks(indexes) : NewestOf(base_->list->segments, indexes));
+}
+
 absl::Status SegmentWriter::Reserve(uint32_t token_end) {
   RETURN_IF_ERROR(MoveFromReaders());
   const SegmentEntry* last = entry_count() == 0 ? nullptr : &entry(entry_count() - 1);
   uint32_t capacity_end = 0;
   if (last != nullptr) capacity_end = last->closed ? last->token_end : last->rows->end_capacity();
   if (token_end <= capacity_end) return absl::OkStatus();
-  std::vector<NewSegment> wanted;
-  for (uint32_t first = capacity_end; first < token_end; first += segment_tokens_) {
-    wanted.push_back({.segment_id = cache_->counters.next_segment_id++,
-                      .first_position = first,
-                      .slot_capacity = segment_tokens_});
+  auto created = Create(capacity_end, token_end,
+                        token_end <= expected_end_ ? expected_end_ : kMaxSequenceTokens);
+  if (is_prefill_ && absl::IsResourceExhausted(created.status())) {
+    created = Create(capacity_end, token_end, token_end);
   }
-  ASSIGN_OR_RETURN(auto created,
-                   CreateSegments(*cache_->pool, cache_->layers, wanted,
-                                  defer_encoding_ ? NewestCodebooks(base_->list->indexes.size())
-                                                  : NewestOf(base_->list->segments,
-                                                             base_->list->indexes.size())));
+  if (!created.ok()) return created.status();
   const auto close = [](SegmentEntry& full) {
     full.closed = true;
     full.token_end = full.rows->end_capacity();
   };
   if (last != nullptr && !last->closed) close(EditActiveSegment());
-  for (SegmentEntry& fresh : created) {
-    if (&fresh != &created.back()) close(fresh);
+  for (SegmentEntry& fresh : *created) {
+    if (&fresh != &created->back()) close(fresh);
     edited_.push_back(std::move(fresh));
   }
   return absl::OkStatus();

@@ -18,6 +18,11 @@ SegmentingOptions SegmentingOptions::Of(const StoreOptions& options) {
           .prefill_cost = options.prefill_cost};
 }
 
+uint32_t SegmentingOptions::PrefillTokens(uint32_t first, uint32_t end) const {
+  const uint32_t least = tail_tokens + kBlockTokens;
+  return std::min(segment_tokens, std::max(least, RoundUpToBlock(end - first)));
+}
+
 uint32_t SegmentingOptions::NextTailTokens(uint32_t stored_tokens, uint32_t new_tokens) const {
   constexpr uint32_t kPartsOfSequence = 16;
   const uint32_t wanted = RoundUpToBlock(std::max(stored_tokens / kPartsOfSequence, new_tokens));

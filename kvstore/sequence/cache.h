@@ -36,6 +36,9 @@ struct SegmentingOptions {
 
   static SegmentingOptions Of(const StoreOptions& options);
 
+  // Returns the capacity of a prefill segment for the tokens [first, end), or for the first of
+  // them. It differs from that of any segment that Append opens, for IsTail.
+  uint32_t PrefillTokens(uint32_t first, uint32_t end) const;
   // Returns the capacity of the next segment that Append opens: short sequences get short ones, but
   // not a small part of the rows of one call.
   uint32_t NextTailTokens(uint32_t stored_tokens, uint32_t new_tokens) const;

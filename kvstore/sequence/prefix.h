@@ -147,6 +147,9 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   std::shared_ptr<const Snapshot> ShareStep(size_t step, const PrefixKey& key);
 
   const PrefixKey& root() const { return root_; }
+  // Returns a position that the named tokens end before or at, stored or not: content keys name
+  // whole steps, so the last tokens of a prompt may have none.
+  uint32_t named_end() const;
   // Returns the keys of the listed steps.
   std::vector<PrefixKey> ListedKeys() const;
   // Returns the names of the listed steps.

@@ -379,7 +379,8 @@ std::vector<ConfigKey> MakeKeys() {
   keys.push_back(CountKey("threads",
                           "Threads that one selection or one build may use. 0 = one per core.",
                           &Config::threads, {0, 1024}));
-  keys.push_back(CountKey("segment_tokens", "Capacity of a prefill segment, a multiple of 128.",
+  keys.push_back(CountKey("segment_tokens",
+                          "Most capacity of a prefill segment, a multiple of 128.",
                           &Config::segment_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
   keys.push_back(CountKey("tail_tokens",
                           "Most capacity of a segment of appended tokens, a multiple of 128.",

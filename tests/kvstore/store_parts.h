@@ -52,8 +52,8 @@ struct StoreParts {
     const LayerGroup& group = cache->spec.groups[0];
     const Floats keys = RandomFloats(random, {end - begin, group.kv_heads, group.key_dim});
     const Floats values = RandomFloats(random, {end - begin, group.kv_heads, group.value_dim});
-    auto ingest =
-        BeginIngest(cache, *WriteLease::Acquire(stored->sequence), /*has_live_index=*/false);
+    auto ingest = BeginIngest(cache, *WriteLease::Acquire(stored->sequence),
+                              /*has_live_index=*/false, /*expected_end=*/0);
     ASSERT_TRUE(ingest.ok()) << ingest.status();
     ASSERT_TRUE(
         (*ingest)->Write(begin, {.layer = 0, .keys = keys.view(), .values = values.view()}).ok());

@@ -398,7 +398,7 @@ typedef struct pqc_sequence_options {
   size_t struct_size;
   /* Token ids of the prompt, as far as known, at most 2^22. The sequence begins with their longest
    * stored prefix, in steps of 128 tokens, and later sequences may share the rows that it stores
-   * under them. */
+   * under them. The prefill takes no more memory than these tokens need. */
   const uint32_t* token_ids;
   uint64_t token_id_count;
   const void* extra_key; /* further identity of the prefix (images, adapters): at most 256 bytes */
@@ -487,8 +487,10 @@ typedef struct pqc_admission {
 
 /* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
  * found) and `output_token_count` expected tokens fits, with the default index of the handle. The
- * answer is computed as allocation would do it; nothing is reserved, so a later call may still be
- * refused.
+ * answer is computed as allocation would do it for a prompt whose token ids are known when its rows
+ * arrive (pqc_sequence_options). A prompt without them takes whole segments (segment_tokens of the
+ * sidecar) where the pool has room, and up to tail_tokens + 128 tokens more than the answer where
+ * it has not. Nothing is reserved, so a later call may still be refused.
  *
  * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
  *         PQC_UNAVAILABLE   also while the sidecar is draining */

@@ -344,7 +344,8 @@ struct BareSequence {
     std::mt19937_64 random(3);
     const Floats keys = RandomFloats(random, {tokens, 2, 32});
     const Floats values = RandomFloats(random, {tokens, 2, 40});
-    auto ingest = BeginIngest(cache, *WriteLease::Acquire(sequence), /*has_live_index=*/false);
+    auto ingest = BeginIngest(cache, *WriteLease::Acquire(sequence), /*has_live_index=*/false,
+                              /*expected_end=*/0);
     EXPECT_TRUE(ingest.ok()) << ingest.status();
     EXPECT_TRUE(
         (*ingest)->Write(0, {.layer = 0, .keys = keys.view(), .values = values.view()}).ok());

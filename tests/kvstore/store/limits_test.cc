@@ -235,10 +235,10 @@ TEST(CacheQuota, IsTheLimitOfItsPool) {
 
 // ---- Admission
 
-// Takes what was admitted; returns the first error.
+// Takes what was admitted, for a prompt whose tokens are announced; returns the first error.
 absl::Status Take(testing::SharingStore& shared, uint64_t prefill, uint64_t output,
                   const IndexDescriptor& index) {
-  const CreatedSequence made = shared.Create();
+  const CreatedSequence made = shared.Create(Prompt(1, prefill));
   Store& store = *shared.store;
   const testing::Content content = ContentOf(Prompt(1, prefill + output));
   const auto [id, group] = std::pair(made.sequence_id, shared.group);
@@ -257,32 +257,43 @@ absl::Status Take(testing::SharingStore& shared, uint64_t prefill, uint64_t outp
 
 // The pool is exactly as large as what was admitted. Without a build nothing closes the prefill, whose
 // last segment then takes the first tokens of the output.
+void ExpectAdmissionIsExact(const StoreOptions& options, uint64_t prefill, uint64_t output,
+                            const IndexDescriptor& index) {
+  SCOPED_TRACE(absl::StrCat(options.segment_tokens, ": ", prefill, " + ", output));
+  CacheSpec spec = PoolOf(512);
+  spec.default_index = index;
+  testing::SharingStore large(spec, options);
+  const AdmitSpec asked{.prefill_tokens = prefill, .output_tokens = output};
+  const auto fits = large.store->Admit(kTenant, large.cache_id, asked);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  EXPECT_EQ(fits->verdict, Verdict::kFitsNow);
+  spec.capacity_bytes = fits->needed_bytes;
+  testing::SharingStore exact(spec, options);
+  EXPECT_EQ(exact.store->Admit(kTenant, exact.cache_id, asked)->verdict, Verdict::kFitsNow);
+  const absl::Status taken = Take(exact, prefill, output, index);
+  EXPECT_TRUE(taken.ok()) << taken;
+  if (index.kind == IndexKind::kPq) {
+    EXPECT_EQ(exact.used_bytes(), fits->needed_bytes);
+  }
+  spec.capacity_bytes = fits->needed_bytes - kMinExtentBytes;
+  testing::SharingStore small(spec, options);
+  const auto never = small.store->Admit(kTenant, small.cache_id, asked);
+  EXPECT_EQ(never->verdict, Verdict::kExceedsCapacity);
+  EXPECT_EQ(never->shortfall_bytes, kMinExtentBytes);
+  EXPECT_EQ(never->limit_bytes, spec.capacity_bytes);
+}
+
 TEST(Admit, AsksForWhatAllocationTakes) {
+  StoreOptions long_segments = testing::SmallOptions();
+  long_segments.segment_tokens = 1024;
   for (const IndexDescriptor& index : {IndexDescriptor{}, Pq(2, 4)}) {
     for (const uint64_t prefill : {1u, 127u, 128u, 129u, 300u, 700u}) {
       for (const uint64_t output : {0u, 1u, 128u, 129u}) {
-        SCOPED_TRACE(absl::StrCat(prefill, " + ", output));
-        CacheSpec spec = PoolOf(512);
-        spec.default_index = index;
-        testing::SharingStore large(spec);
-        const AdmitSpec asked{.prefill_tokens = prefill, .output_tokens = output};
-        const auto fits = large.store->Admit(kTenant, large.cache_id, asked);
-        ASSERT_TRUE(fits.ok()) << fits.status();
-        EXPECT_EQ(fits->verdict, Verdict::kFitsNow);
-        spec.capacity_bytes = fits->needed_bytes;
-        testing::SharingStore exact(spec);
-        EXPECT_EQ(exact.store->Admit(kTenant, exact.cache_id, asked)->verdict, Verdict::kFitsNow);
-        EXPECT_TRUE(Take(exact, prefill, output, index).ok());
-        if (index.kind == IndexKind::kPq) {
-          EXPECT_EQ(exact.used_bytes(), fits->needed_bytes);
-        }
-        spec.capacity_bytes = fits->needed_bytes - kMinExtentBytes;
-        testing::SharingStore small(spec);
-        const auto never = small.store->Admit(kTenant, small.cache_id, asked);
-        EXPECT_EQ(never->verdict, Verdict::kExceedsCapacity);
-        EXPECT_EQ(never->shortfall_bytes, kMinExtentBytes);
-        EXPECT_EQ(never->limit_bytes, spec.capacity_bytes);
+        ExpectAdmissionIsExact(testing::SmallOptions(), prefill, output, index);
       }
+    }
+    for (const uint64_t prefill : {300u, 1023u, 1300u, 1500u}) {
+      ExpectAdmissionIsExact(long_segments, prefill, 128, index);
     }
   }
 }

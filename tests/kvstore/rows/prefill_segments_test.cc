@@ -1,0 +1,109 @@
+// The segments of a prefill have the slots that its announced tokens need.
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/kvstore/evict/pressure_fixture.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+using testing::Content;
+using testing::ContentOf;
+using ::testing::ElementsAre;
+using testing::ExpectContent;
+using testing::IngestContent;
+using testing::kTenant;
+using testing::PressureOptions;
+using testing::PressureStore;
+using testing::Prompt;
+
+StoreOptions Options() {
+  StoreOptions options = PressureOptions();
+  options.segment_tokens = 1024;
+  options.tail_tokens = 128;
+  return options;
+}
+
+class PrefillSegments : public ::testing::Test {
+ protected:
+  std::vector<uint32_t> Capacities(uint64_t id) {
+    std::vector<uint32_t> capacities;
+    for (const SegmentInfo& segment : shared_.Describe(id).segments) {
+      capacities.push_back(segment.slot_capacity);
+    }
+    return capacities;
+  }
+  uint64_t Create(const SequenceSpec& spec) {
+    const auto created = shared_.store->CreateSequence(kTenant, shared_.cache_id, spec);
+    EXPECT_TRUE(created.ok()) << created.status();
+    return created.ok() ? created->sequence_id : 0;
+  }
+  void Ingest(uint64_t id, const Content& content, size_t begin, size_t end) {
+    const auto part = std::span<const uint64_t>(content).subspan(begin, end - begin);
+    const auto count = IngestContent(*shared_.store, id, shared_.group, begin, part);
+    EXPECT_TRUE(count.ok()) << count.status();
+  }
+
+  PressureStore shared_{256, Options()};
+};
+
+TEST_F(PrefillSegments, AreAsLongAsTheAnnouncedTokens) {
+  EXPECT_THAT(Capacities(shared_.Fill(Prompt(1, 300))), ElementsAre(384));
+  EXPECT_THAT(Capacities(shared_.Fill(Prompt(2, 1500))), ElementsAre(1024, 512));
+  EXPECT_THAT(Capacities(shared_.Fill(Prompt(3, 1024))), ElementsAre(1024));
+  // More slots than any decode segment has.
+  EXPECT_THAT(Capacities(shared_.Fill(Prompt(4, 1))), ElementsAre(256));
+}
+
+TEST_F(PrefillSegments, OneSegmentReceivesAllChunks) {
+  const std::vector<uint32_t> ids = Prompt(1, 300);
+  const uint64_t id = Create({.session = "session", .token_ids = ids});
+  for (size_t begin = 0; begin < 300; begin += 60) Ingest(id, ContentOf(ids), begin, begin + 60);
+  EXPECT_THAT(Capacities(id), ElementsAre(384));
+  ExpectContent(*shared_.store, id, shared_.group, ContentOf(ids));
+}
+
+TEST_F(PrefillSegments, ContentKeysAnnounceWholeSteps) {
+  // 300 tokens: the keys name 256 of them.
+  const uint64_t id = Create({.session = "session", .content_keys = std::vector<ContentKey>(2)});
+  Ingest(id, ContentOf(Prompt(1, 300)), 0, 300);
+  EXPECT_THAT(Capacities(id), ElementsAre(384));
+}
+
+TEST_F(PrefillSegments, AreLongWhenTheEndIsUnknown) {
+  const std::vector<uint32_t> ids = Prompt(1, 400);
+  const uint64_t without = shared_.Create().sequence_id;
+  Ingest(without, ContentOf(ids), 0, 300);
+  EXPECT_THAT(Capacities(without), ElementsAre(1024));
+  const uint64_t more =
+      Create({.session = "session", .token_ids = Prompt(1, 256)});  // and then other tokens
+  Ingest(more, ContentOf(ids), 0, 256);
+  Ingest(more, ContentOf(ids), 256, 400);
+  EXPECT_THAT(Capacities(more), ElementsAre(256, 1024));
+  ExpectContent(*shared_.store, more, shared_.group, ContentOf(ids));
+}
+
+TEST_F(PrefillSegments, TheTokensBehindASharedPrefixGetTheirOwn) {
+  shared_.Serve(Prompt(1, 512));
+  const uint64_t id = shared_.Fill(Prompt(1, 900, /*common=*/512, /*member=*/1));
+  EXPECT_EQ(Capacities(id).back(), 512u) << "388 tokens follow";
+}
+
+TEST_F(PrefillSegments, AreShortInAPoolThatIsNearlyFull) {
+  PressureStore small(4, Options());  // 512 slots
+  const uint64_t id = small.Create().sequence_id;
+  const Content content = ContentOf(Prompt(1, 300));
+  const auto count = IngestContent(*small.store, id, small.group, 0, content);
+  ASSERT_TRUE(count.ok()) << count.status();
+  for (const SegmentInfo& segment : small.Describe(id).segments) {
+    EXPECT_LE(segment.slot_capacity, 384u);
+  }
+  ExpectContent(*small.store, id, small.group, content);
+  const auto refused = IngestContent(*small.store, id, small.group, 300, ContentOf(Prompt(2, 300)));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace pqcached::kvstore

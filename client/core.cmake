@@ -17,6 +17,7 @@ set(sources
   abi/rpc_library.cc
   abi/enqueue.cc
   abi/progress.cc
+  abi/model.cc
   abi/reorder.cc
   abi/sequences.cc
   abi/step.cc

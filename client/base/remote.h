@@ -34,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 15;
+inline constexpr uint32_t kRemoteVersion = 16;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -381,6 +381,12 @@ class Remote {
   ~Remote() = default;
 };
 
+// Receives layer groups, one by one; a group and its layers stay until `add` returns.
+struct GroupSink {
+  void* context = nullptr;
+  void (*add)(void* context, const pqc_layer_group& group) = nullptr;
+};
+
 struct RemoteOptions {
   const char* endpoint = nullptr;
   const char* tenant = nullptr;
@@ -409,6 +415,9 @@ struct RpcEntry {
   pqc_status (*open)(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) = nullptr;
   // Since version 10: the oldest version of a client library that this library works with.
   uint32_t oldest_client_version = 0;
+  // Since version 16: reads the layer groups of a model from its config.json. No session is needed.
+  pqc_status (*read_model_config)(const char* config_json, const GroupSink& sink,
+                                  RefusalBuffer* error) noexcept = nullptr;
 };
 
 }  // namespace pqcached::client

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "client/base/remote.h"
+#include "client/rpc/model_config.h"
 #include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 
@@ -30,6 +31,7 @@ pqcached_rpc_entry() {
   static constexpr pqcached::client::RpcEntry kEntry = {
       .remote_version = pqcached::client::kRemoteVersion,
       .open = &pqcached::client::Open,
-      .oldest_client_version = pqcached::client::kOldestRemoteVersion};
+      .oldest_client_version = pqcached::client::kOldestRemoteVersion,
+      .read_model_config = &pqcached::client::ReadModelConfig};
   return &kEntry;
 }

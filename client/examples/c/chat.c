@@ -7,6 +7,10 @@
 #include "pqcached/client.h"
 
 enum { kLayers = 2, kHeads = 2, kQueryHeads = 4, kDim = 64 };
+/* The model's config.json; an engine reads the file that comes with the weights. */
+static const char kConfig[] =
+    "{\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+    " \"head_dim\": 64, \"dtype\": \"float16\"}";
 
 /* Stands for a model: returns rows [count, heads, kDim] of these tokens in a layer. The rows stay
  * until the next call for as many heads. */
@@ -81,14 +85,13 @@ static uint32_t Answer(pqc_cache* cache, uint32_t* tokens, uint32_t count, uint3
 }
 
 int main(int argc, char** argv) {
-  static uint32_t tokens[1024], layers[] = {0, 1}, count; pqc_client* client; pqc_cache* cache;
+  static uint32_t tokens[1024], count; pqc_client* client; pqc_model* model; pqc_cache* cache;
   pqc_client_options options = {sizeof options, .endpoint = argv[argc - 1]};
   Must(pqc_client_open(&options, &client));
-  pqc_layer_group group = {sizeof group, .kind = PQC_LAYERS_SELECTED, .layers = layers,
-      .layer_count = kLayers, .kv_heads = kHeads, .query_heads = kQueryHeads, .key_dim = kDim,
-      .value_dim = kDim, .dtype = PQC_F16};
-  Must(pqc_cache_open(client, &(pqc_cache_spec){sizeof(pqc_cache_spec), .name = "chat",
-      .model_fingerprint = "chat-1", .groups = &group, .group_count = 1}, &cache));
+  pqc_cache_spec spec = {sizeof spec, .name = "chat", .model_fingerprint = "chat-1"};
+  Must(pqc_model_read(kConfig, NULL, &model));
+  spec.groups = pqc_model_groups(model, &spec.group_count);
+  Must(pqc_cache_open(client, &spec, &cache)); pqc_model_close(model);
   for (uint32_t turn = 0; turn < 2; ++turn)
     count = Answer(cache, tokens, AddText(tokens, count, turn == 0 ? 600 : 100), 60);
   pqc_cache_close(cache); pqc_client_close(client);

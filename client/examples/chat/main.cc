@@ -11,6 +11,10 @@
 namespace {
 
 constexpr uint32_t kLayers = 2, kHeads = 2, kQueryHeads = 4, kDim = 64;
+// The model's config.json; an engine reads the file that comes with the weights.
+constexpr char kConfig[] =
+    R"({"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "dtype": "float16"})";
 
 // Stands for a model: returns rows [tokens, heads, kDim] of these tokens in a layer.
 std::vector<float> Project(std::span<const uint32_t> tokens, uint32_t layer, uint32_t heads) {
@@ -78,10 +82,9 @@ void Answer(pqcached::Cache& cache, std::vector<uint32_t>& tokens, uint64_t leng
 
 int main(int argc, char** argv) {
   auto client = Must(pqcached::Client::Open({.endpoint = argv[argc - 1]}));
-  const pqcached::LayerGroup layers{.layers = {0, 1}, .kv_heads = kHeads, .query_heads = kQueryHeads,
-                                    .key_dim = kDim, .value_dim = kDim};
   auto cache = Must(client.OpenCache({.name = "chat", .model_fingerprint = "chat-1",
-                                      .groups = {layers}, .capacity_bytes = 64 << 20}));
+                                      .groups = Must(pqcached::GroupsOf(kConfig)),
+                                      .capacity_bytes = 64 << 20}));
   std::vector<uint32_t> tokens;
   for (const uint32_t length : {600u, 100u}) Answer(cache, AddText(tokens, length), 60);
 }

@@ -579,6 +579,7 @@ PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
 
 #include "pqcached/attach.h"
 #include "pqcached/index.h"
+#include "pqcached/model.h"
 #include "pqcached/names.h"
 #include "pqcached/progress.h"
 #include "pqcached/query.h"

@@ -147,6 +147,41 @@ class Cache {
   std::shared_ptr<const Sequence::SizesByLayer> sizes_;  // shared with the sequences
 };
 
+// Reads the layer groups of a model from the content of its config.json (pqc_model_read,
+// pqc_model_groups, pqc_model_close).
+//
+//     auto groups = pqcached::GroupsOf(text);
+//     if (!groups.ok()) return groups.status();
+//     auto cache = client.OpenCache({.name = "chat", .model_fingerprint = "m", .groups = *groups});
+inline Result<std::vector<LayerGroup>> GroupsOf(const std::string& config_json,
+                                                const std::string& rpc_library_path = {}) {
+  pqc_model* model = nullptr;
+  const pqc_status status = pqc_model_read(
+      config_json.c_str(), rpc_library_path.empty() ? nullptr : rpc_library_path.c_str(), &model);
+  if (status != PQC_OK) return Status(status);
+  const std::unique_ptr<pqc_model, void (*)(pqc_model*)> owner(model, pqc_model_close);
+  uint32_t count = 0;
+  const auto* const groups = pqc_model_groups(model, &count);
+  std::vector<LayerGroup> result(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto& group = groups[i];
+    result[i] = {.kind = group.kind,
+                 .layers = {group.layers, group.layers + group.layer_count},
+                 .kv_heads = group.kv_heads,
+                 .query_heads = group.query_heads,
+                 .key_dim = group.key_dim,
+                 .value_dim = group.value_dim,
+                 .dtype = group.dtype,
+                 .softmax_scale = group.softmax_scale,
+                 .softcap = group.softcap,
+                 .rope_layout = group.rope_layout,
+                 .rope_theta = group.rope_theta,
+                 .rotary_dim = group.rotary_dim,
+                 .window_tokens = group.window_tokens};
+  }
+  return result;
+}
+
 // A connection and session with the sidecar (pqc_client). Thread-safe, but for moves; the
 // destructor ends the session, which drops its sequences.
 class Client {

@@ -16,7 +16,7 @@ class ModelConfigTest(unittest.TestCase):
         group, = pqcached.groups_of(LLAMA)
         self.assertEqual(group, pqcached.LayerGroup(
             [0, 1, 2, 3], kv_heads=8, query_heads=32, key_dim=128, value_dim=128, dtype=pqcached.DType.BF16,
-            rope_theta=500000.0, rotary_dim=128))
+            rope_layout=pqcached.RopeLayout.HALF, rope_theta=500000.0, rotary_dim=128))
 
     def test_a_file_and_an_object_are_read_too(self):
         class Config:
@@ -51,6 +51,26 @@ class ModelConfigTest(unittest.TestCase):
         granite, = pqcached.groups_of({**LLAMA, "attention_multiplier": 0.0078125})
         self.assertEqual(granite.softmax_scale, 0.0078125)
 
+    def test_the_layout_of_rotary_pairs_is_that_of_the_model_type(self):
+        layouts = pqcached.RopeLayout
+        for config, layout in (({**LLAMA, "model_type": "llama"}, layouts.HALF), ({**LLAMA, "model_type": "cohere2"}, layouts.INTERLEAVED),
+                               ({**LLAMA, "rope_theta": None}, layouts.UNKNOWN)):
+            group, = pqcached.groups_of(config)
+            self.assertEqual(group.rope_layout, layout)
+        # Parameters for each kind of layers: those of full attention count.
+        each = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+        group, = pqcached.groups_of({**LLAMA, "rope_parameters": each})
+        self.assertEqual((group.rope_theta, group.rotary_dim), (1e6, 128))
+
+    def test_a_text_that_is_no_json_object_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "config.json"
+            for text in ("", "[1]", "{", '{"a": NaN}', "7", "\0"):
+                path.write_text(text)
+                with self.subTest(text=text), self.assertRaises(pqcached.InvalidArgument) as raised:
+                    pqcached.groups_of(path)
+                self.assertEqual(raised.exception.field, "config")
+
     def test_a_window_that_is_switched_off_is_none(self):
         group, = pqcached.groups_of({**LLAMA, "sliding_window": 4096, "use_sliding_window": False})
         self.assertEqual((group.kind, group.window_tokens), (pqcached.LayerKind.SELECTED, 0))
@@ -63,6 +83,9 @@ class ModelConfigTest(unittest.TestCase):
                               (without("num_attention_heads"), "config.num_attention_heads"),
                               (without("hidden_size"), "config.hidden_size"),
                               ({**LLAMA, "num_hidden_layers": "4"}, "config.num_hidden_layers"),
+                              ({**LLAMA, "num_hidden_layers": 2.5}, "config.num_hidden_layers"),
+                              ({**LLAMA, "num_hidden_layers": 1025}, "config.num_hidden_layers"),
+                              ({**LLAMA, "num_key_value_heads": -1}, "config.num_key_value_heads"),
                               ({**LLAMA, "torch_dtype": "float8"}, "config.dtype"),
                               ({**LLAMA, "kv_lora_rank": 512}, "config.kv_lora_rank"),
                               ({**LLAMA, "sliding_window": 4096}, "config.layer_types"),

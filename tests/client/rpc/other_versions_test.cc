@@ -82,6 +82,34 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveReRankingOut) {
   EXPECT_NE(Must(sequence.TopK(query, selection)).positions, reranked);
 }
 
+TEST(OtherLibraryTest, ReadsAConfigurationWhenItIsNewEnough) {
+  const std::string config =
+      R"({"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 256,
+          "rope_theta": 10000, "text_config": null})";
+  const Result<std::vector<LayerGroup>> older = GroupsOf(config, PQCACHED_RPC_OLDER);
+  EXPECT_EQ(older.status().code(), PQC_FAILED_PRECONDITION);
+  EXPECT_EQ(older.status().field(), "rpc_library_path");
+  for (const char* library : {PQCACHED_RPC_NEWER, PQCACHED_RPC_LIBRARY}) {
+    const std::vector<LayerGroup> groups = Must(GroupsOf(config, library));
+    ASSERT_EQ(groups.size(), 1u);
+    EXPECT_EQ(groups[0].layers, (std::vector<uint32_t>{0, 1, 2}));
+    EXPECT_EQ(groups[0].key_dim, 64u);
+    EXPECT_EQ(groups[0].rope_layout, PQC_ROPE_HALF);
+  }
+}
+
+TEST(ModelTest, ArgumentsAreChecked) {
+  pqc_model* model = nullptr;
+  EXPECT_EQ(pqc_model_read(nullptr, PQCACHED_RPC_LIBRARY, &model), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(pqc_last_error_field()), "config_json");
+  EXPECT_EQ(pqc_model_read("{}", PQCACHED_RPC_LIBRARY, nullptr), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(pqc_model_read("{}", PQCACHED_RPC_LIBRARY, &model), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(pqc_last_error_field()), "config.num_attention_heads");
+  EXPECT_EQ(model, nullptr);
+  EXPECT_EQ(pqc_model_groups(nullptr, nullptr), nullptr);
+  pqc_model_close(nullptr);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Versions, OtherVersionsTest,
     ::testing::Combine(::testing::Values(OtherVersion{"older", PQCACHED_RPC_OLDER},

@@ -15,7 +15,7 @@ if(TARGET pqcached_gpu_module)
 endif()
 install(TARGETS pqcachectl pqcached-conform RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
 install(FILES include/pqcached/attach.h include/pqcached/client.h include/pqcached/status.h include/pqcached/tensor.h include/pqcached/index.h include/pqcached/names.h include/pqcached/cache_events.h include/pqcached/operation.h include/pqcached/load.h
-  include/pqcached/query.h include/pqcached/decode.h include/pqcached/step.h include/pqcached/page_cache.h include/pqcached/page_cache.hpp include/pqcached/pages.h include/pqcached/positions.h include/pqcached/threads.h include/pqcached/model.h include/pqcached/progress.h include/pqcached/reorder.h include/pqcached/rows.h
+  include/pqcached/query.h include/pqcached/decode.h include/pqcached/step.h include/pqcached/page_cache.h include/pqcached/page_cache.hpp include/pqcached/pages.h include/pqcached/positions.h include/pqcached/threads.h include/pqcached/model.h include/pqcached/progress.h include/pqcached/rows.h
   include/pqcached/gpu.h include/pqcached/cache_events.hpp include/pqcached/operation.hpp include/pqcached/client.hpp include/pqcached/sequence.hpp
   include/pqcached/step.hpp include/pqcached/values.hpp include/pqcached/gpu.hpp
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pqcached COMPONENT client)

@@ -20,7 +20,6 @@ EXAMPLES = {
     f"{HEADERS}/names.h": f"{PROGRAMS}/names_h_example.c",
     f"{HEADERS}/query.h": f"{PROGRAMS}/query_h_example.c",
     f"{HEADERS}/model.h": f"{PROGRAMS}/model_h_example.c",
-    f"{HEADERS}/reorder.h": f"{PROGRAMS}/reorder_h_example.c",
     f"{HEADERS}/rows.h": f"{PROGRAMS}/rows_h_example.c",
     f"{HEADERS}/step.h": f"{PROGRAMS}/step_h_example.c",
     f"{HEADERS}/progress.h": f"{PROGRAMS}/progress_h_example.c",

@@ -1,5 +1,5 @@
-/* pqcached client: one sequence in several processes of an engine. A part of client.h, which
- * includes it and whose conventions hold.
+/* pqcached client: one sequence in several processes of an engine, and sequences that continue
+ * others. A part of client.h, which includes it and whose conventions hold.
  *
  * A scheduler creates a sequence, so that its prefix is still there when a worker uses it, and
  * gives the number of pqc_sequence_id to the worker, by the engine's own messages. Creation alone
@@ -54,6 +54,27 @@ PQC_API pqc_status pqc_sequence_attach(pqc_cache* cache, uint64_t sequence_id,
  *
  * Errors: those of pqc_sequence_flush; rows that are not stored by then are discarded */
 PQC_API pqc_status pqc_sequence_detach(pqc_sequence* sequence);
+
+/* Replaces `count` sequences by `new_count` ones (each 1 to 256), of which reordered[i] continues
+ * sequences[from[i]] with all of its tokens: it is that sequence itself where from names it for the
+ * first time, and a fork of it (pqc_sequence_fork) where from names it again. Sequences that from
+ * does not name are dropped, and their handles freed. `reordered` may be `sequences`. One RPC; the
+ * leases of the forks are acquired in the background. With a libpqcached_rpc or a sidecar of 0.1,
+ * one RPC for each fork and drop. In a step of a beam search, in which beam i continues beam
+ * parents[i]: pqc_sequences_reorder(beams, n, parents, n, beams).
+ *
+ * All or nothing: after an error `sequences` and its handles are as before. After PQC_UNAVAILABLE
+ * and PQC_DEADLINE_EXCEEDED the sidecar may have done the work: forks that end with the session,
+ * and dropped sequences, whose handles return PQC_NOT_FOUND.
+ *
+ * Errors: PQC_INVALID_ARGUMENT    sequences[i]: NULL, listed twice, or of another cache; from[i]
+ *         PQC_ABORTED             sequences[i] is in a step, or another call changes it: repeat
+ *         PQC_NOT_FOUND           from[i]: the sidecar has dropped or evicted that sequence
+ *         PQC_RESOURCE_EXHAUSTED  the sidecar's max_sequences
+ *         and the pending error of earlier steps' rows of a sequence */
+PQC_API pqc_status pqc_sequences_reorder(pqc_sequence** sequences, uint32_t count,
+                                         const uint32_t* from, uint32_t new_count,
+                                         pqc_sequence** reordered);
 
 #ifdef __cplusplus
 }

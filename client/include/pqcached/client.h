@@ -583,7 +583,6 @@ PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
 #include "pqcached/names.h"
 #include "pqcached/progress.h"
 #include "pqcached/query.h"
-#include "pqcached/reorder.h"
 #include "pqcached/rows.h"
 #include "pqcached/step.h"
 

@@ -35,7 +35,8 @@ typedef struct pqc_model pqc_model;
  * convolutions) are in no group. Rows are stored in the model's dtype, float32 as float16. The
  * layout of rotary pairs is the one that Transformers has for the model_type: an engine that
  * permutes its projections, as llama.cpp does, changes rope_layout in a copy of the groups. No RPC,
- * and no client is needed; rpc_library_path is that of pqc_client_options. *model is NULL on errors.
+ * and no client is needed; rpc_library_path is that of pqc_client_options. *model is NULL on
+ * errors.
  *
  * Errors: PQC_INVALID_ARGUMENT     no JSON object; or a field that is missing, or that pqcached
  *                                  cannot serve (latent attention, unknown kinds of layers), as

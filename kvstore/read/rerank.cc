@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "kernels/base/check.h"
-#include "kernels/rows/gather.h"
 #include "kernels/select/exact/exact_score.h"
 #include "kernels/select/score_select.h"
 #include "kvstore/read/layer_ops.h"
@@ -10,23 +9,14 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Keys are gathered and scored so many at a time: they stay in the cache.
-constexpr uint32_t kRerankTile = 256;
-
-size_t GatheredKeyBytes(const LayerShape& shape) {
-  return shape.key_dim * kernels::DTypeBytes(shape.dtype);
-}
-
 // Sizes of the parts of the scratch, in memory order.
 struct RerankParts {
   size_t logit_bytes = 0;     // [G, shortlist]
   size_t row_span_bytes = 0;  // the rows of the kv head
-  size_t key_bytes = 0;       // gathered keys of a tile
   size_t kernel_bytes = 0;
 
   size_t total() const {
-    return PaddedBytes(logit_bytes) + PaddedBytes(row_span_bytes) + PaddedBytes(key_bytes) +
-           PaddedBytes(kernel_bytes);
+    return PaddedBytes(logit_bytes) + PaddedBytes(row_span_bytes) + PaddedBytes(kernel_bytes);
   }
 };
 
@@ -34,7 +24,6 @@ RerankParts RerankPartsOf(const LayerView& view, uint32_t shortlist_count) {
   const uint32_t group = view.shape.group_size();
   return {.logit_bytes = size_t{shortlist_count} * group * sizeof(float),
           .row_span_bytes = view.segments.size() * sizeof(kernels::RowSpan),
-          .key_bytes = std::min(shortlist_count, kRerankTile) * GatheredKeyBytes(view.shape),
           .kernel_bytes = std::max(kernels::ExactScoreScratchBytes(group, view.shape.key_dim),
                                    kernels::ScoreSelectScratchBytes(group, shortlist_count))};
 }
@@ -42,7 +31,6 @@ RerankParts RerankPartsOf(const LayerView& view, uint32_t shortlist_count) {
 struct RerankScratch {
   std::span<float> logits;
   std::span<std::byte> row_spans;
-  std::span<std::byte> keys;
   std::span<std::byte> kernel;
 };
 
@@ -56,7 +44,6 @@ RerankScratch Cut(std::span<std::byte> scratch, const RerankParts& parts) {
   const std::span<std::byte> logits = take(parts.logit_bytes);
   return {.logits = {reinterpret_cast<float*>(logits.data()), logits.size() / sizeof(float)},
           .row_spans = take(parts.row_span_bytes),
-          .keys = take(parts.key_bytes),
           .kernel = take(parts.kernel_bytes)};
 }
 
@@ -64,32 +51,18 @@ RerankScratch Cut(std::span<std::byte> scratch, const RerankParts& parts) {
 void ScoreShortlist(const kernels::Exec& exec, const LayerView& view, const RerankArgs& args,
                     const RerankScratch& scratch) {
   const LayerShape& shape = view.shape;
-  const uint32_t group = shape.group_size();
-  const size_t count = args.shortlist.size(), key_bytes = GatheredKeyBytes(shape);
-  const auto spans = FillRowSpans(view, args.kv_head, scratch.row_spans);
-  for (size_t begin = 0; begin < count; begin += kRerankTile) {
-    const std::span<const uint32_t> positions =
-        args.shortlist.subspan(begin, std::min<size_t>(kRerankTile, count - begin));
-    kernels::GatherRows(exec, {.row_stride_bytes = shape.row_bytes,
-                               .part_begin_bytes = 0,
-                               .part_bytes = key_bytes,
-                               .spans = spans,
-                               .positions = positions,
-                               .target_stride_bytes = key_bytes,
-                               .target = scratch.keys.first(positions.size() * key_bytes)});
-    const size_t floats = (group - 1) * count + positions.size();
-    kernels::ExactScores(exec, {.dtype = shape.dtype,
+  kernels::ExactScoresAt(exec, {.dtype = shape.dtype,
                                 .key_dim = shape.key_dim,
-                                .row_stride_bytes = key_bytes,
-                                .group_size = group,
-                                .token_count = static_cast<uint32_t>(positions.size()),
+                                .row_stride_bytes = shape.row_bytes,
+                                .group_size = shape.group_size(),
+                                .token_count = static_cast<uint32_t>(args.shortlist.size()),
                                 .scale = shape.scale,
                                 .queries = args.queries,
-                                .rows = scratch.keys.data(),
-                                .score_stride = count,
-                                .scores = scratch.logits.subspan(begin, floats),
+                                .spans = FillRowSpans(view, args.kv_head, scratch.row_spans),
+                                .positions = args.shortlist,
+                                .score_stride = args.shortlist.size(),
+                                .scores = scratch.logits,
                                 .scratch = scratch.kernel});
-  }
   CapLogits(shape, scratch.logits);
 }
 

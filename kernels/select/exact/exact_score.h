@@ -1,7 +1,8 @@
-// Exact scores: logits of a group of query heads against the keys of consecutive rows.
+// Exact scores: logits of a group of query heads against keys.
 //
-// Used for the flat index, for re-ranking and as the ground truth for every other index. The rows
-// are streamed once for the whole group.
+// ExactScores reads consecutive rows: for the flat index, and as the ground truth for every other
+// index. ExactScoresAt reads the rows of chosen tokens in place: for re-ranking. Each key is read
+// once for the whole group.
 //
 // Stateless; thread-safe as long as outputs and scratch are not shared.
 #ifndef PQCACHED_KERNELS_SELECT_EXACT_EXACT_SCORE_H_
@@ -13,6 +14,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/exec.h"
+#include "kernels/base/row_span.h"
 
 namespace pqcached::kernels {
 
@@ -24,7 +26,10 @@ struct ExactScoreArgs {
   uint32_t token_count = 0;
   float scale = 1.0f;
   std::span<const float> queries;   // [G, key_dim]
-  const std::byte* rows = nullptr;  // row of the first token, any alignment
+  const std::byte* rows = nullptr;  // ExactScores: row of the first token, any alignment
+  // ExactScoresAt: the rows of token_count positions, which are ascending and inside the spans.
+  std::span<const RowSpan> spans = {};
+  std::span<const uint32_t> positions = {};
   size_t score_stride =
       0;  // >= token_count: distance between the scores of two query heads, in floats
   std::span<float> scores;       // [G, score_stride]; [g, t] is overwritten for t < token_count
@@ -37,6 +42,8 @@ size_t ExactScoreScratchBytes(uint32_t group_size, uint32_t key_dim);
 // kAvx512Bf16 with bf16 rows the query is split into two bf16 parts. The error is at most 1e-5 *
 // |scale| * |q| * |key|, and 3e-5 * |scale| * |q| * |key| with bf16 dot products.
 void ExactScores(const Exec& exec, const ExactScoreArgs& args);
+// Sets scores[g, i] = scale * q_g . key of positions[i], as exactly as ExactScores.
+void ExactScoresAt(const Exec& exec, const ExactScoreArgs& args);
 
 }  // namespace pqcached::kernels
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
+#include "kernels/base/row_span.h"
 
 namespace pqcached::kernels::internal {
 
@@ -18,7 +19,9 @@ struct ExactScoreCall {
   uint32_t token_count;
   float scale;
   const float* queries;
-  const std::byte* rows;
+  const std::byte* rows;      // null: the rows of `positions`
+  const RowSpan* spans;       // as in ExactScoreArgs
+  const uint32_t* positions;  // [token_count]
   size_t score_stride;
   float* scores;
   float* scratch;  // [group_size, PaddedDim(key_dim)], aligned to 64

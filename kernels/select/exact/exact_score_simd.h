@@ -58,14 +58,35 @@ void ScoreAllHeads(const ExactScoreCall& call, const std::byte* const* rows, uin
   }
 }
 
-// Sets rows[0, kBlockRows) to the rows from `first` on; entries past the end repeat the last row.
-inline void SetRows(const ExactScoreCall& call, uint32_t first, const std::byte** rows) {
-  const std::byte* row = call.rows + first * call.row_stride_bytes;
-  for (uint32_t i = 0; i < kBlockRows; ++i) {
-    rows[i] = row;
-    if (first + i + 1 < call.token_count) row += call.row_stride_bytes;
+// Finds the rows of all tokens, block by block.
+struct RowFeed {
+  const ExactScoreCall& call;
+  const RowSpan* span;
+  uint32_t next = 0;
+
+  // Sets rows[0, kBlockRows) to the next rows; entries past the end repeat the last row.
+  void Fill(const std::byte** rows) {
+    const uint32_t left = call.token_count - next;
+    const uint32_t count = left < kBlockRows ? left : kBlockRows;
+    if (call.rows != nullptr) {
+      const std::byte* row = call.rows + next * call.row_stride_bytes;
+      for (uint32_t i = 0; i < count; ++i, row += call.row_stride_bytes) rows[i] = row;
+    } else {
+      FindRows(call.positions + next, count, rows);
+    }
+    for (uint32_t i = count; i < kBlockRows; ++i) rows[i] = rows[count - 1];
+    next += count;
   }
-}
+
+  void FindRows(const uint32_t* positions, uint32_t count, const std::byte** rows) {
+    RowSpan current = *span;
+    for (uint32_t i = 0; i < count; ++i) {
+      while (positions[i] - current.first_position >= current.token_count) current = *++span;
+      rows[i] =
+          current.rows + size_t{positions[i] - current.first_position} * call.row_stride_bytes;
+    }
+  }
+};
 
 template <class Dots>
 void ExactScoresWith(const ExactScoreCall& call, uint32_t key_bytes) {
@@ -73,23 +94,24 @@ void ExactScoresWith(const ExactScoreCall& call, uint32_t key_bytes) {
     Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
                        call.scratch + size_t{head} * PaddedDim(call.key_dim));
   }
-  // The bytes between keys are prefetched too, unless they exceed the keys: a Zen 4 reads keys of
-  // 256 bytes out of rows of 512 in 20 ns per row this way, and in 47 ns when only the lines of the
-  // keys are prefetched.
-  const bool whole_rows = call.row_stride_bytes <= 2 * size_t{key_bytes};
+  // The bytes between the keys of consecutive rows are prefetched too, unless they exceed the keys:
+  // a Zen 4 reads keys of 256 bytes out of rows of 512 in 20 ns per row this way, and in 47 ns when
+  // only the lines of the keys are prefetched.
+  const bool whole_rows = call.rows != nullptr && call.row_stride_bytes <= 2 * size_t{key_bytes};
   const uint32_t columns =
       Prefetcher::Columns(whole_rows ? static_cast<uint32_t>(call.row_stride_bytes) : key_bytes);
   const std::byte* rows[2][kBlockRows];
   uint32_t current = 0;
+  RowFeed feed{call, call.spans};
   if (call.token_count > 0) {
-    SetRows(call, 0, rows[0]);
+    feed.Fill(rows[0]);
     Prefetcher{rows[0]}.Advance(kBlockRows * columns);
   }
   for (uint32_t first = 0; first < call.token_count; first += kBlockRows) {
     const uint32_t left = call.token_count - first;
     const uint32_t count = left < kBlockRows ? left : kBlockRows;
     const bool more = left > kBlockRows;
-    if (more) SetRows(call, first + kBlockRows, rows[1 - current]);
+    if (more) feed.Fill(rows[1 - current]);
     Prefetcher ahead{rows[1 - current]};
     ScoreAllHeads<Dots>(call, rows[current], first, count, more ? &ahead : nullptr, columns);
     current = 1 - current;

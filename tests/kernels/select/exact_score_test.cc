@@ -1,8 +1,10 @@
-// ExactScores: every level against double precision.
+// ExactScores: every level against double precision. ExactScoresAt: against ExactScores of the same
+// rows, one after the other.
 #include "kernels/select/exact/exact_score.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -85,6 +87,72 @@ TEST_P(ExactScoreTest, MatchesForEveryGroupSizeAndUnalignedRows) {
       const RowData rows =
           MakeRows(dtype, 88, 133, 1, group_size, /*padding_bytes=*/7, /*offset=*/5);
       ExpectMatchesDouble(GetParam(), rows, 72, group_size, 133, 140);
+    }
+  }
+}
+
+// Every third token, and runs of neighbours, of rows that lie in three spans with gaps between their
+// positions.
+struct Scattered {
+  RowData rows;
+  std::vector<RowSpan> spans;
+  std::vector<uint32_t> positions;
+  std::vector<std::byte> packed;  // the rows of the positions
+
+  Scattered(DType dtype, uint32_t columns, uint32_t count, size_t padding_bytes, size_t offset)
+      : rows(MakeRows(dtype, columns, 4 * count + 3, 1, count + 1, padding_bytes, offset)) {
+    const uint32_t tokens = 4 * count + 3, third = tokens / 3;
+    for (uint32_t i = 0; i < 3; ++i) {
+      const uint32_t begin = i * third, end = i == 2 ? tokens : begin + third;
+      spans.push_back(
+          {.rows = Row(begin), .token_count = end - begin, .first_position = begin + 10 * i});
+    }
+    for (uint32_t token = 2; positions.size() < count; token += token % 5 == 0 ? 1 : 3) {
+      const uint32_t span = std::min(token / third, 2u);
+      positions.push_back(token + 10 * span);
+      packed.insert(packed.end(), Row(token), Row(token) + rows.stride_bytes);
+    }
+  }
+  const std::byte* Row(uint32_t token) const {
+    return rows.bytes.data() + rows.offset + token * rows.stride_bytes;
+  }
+};
+
+void ExpectSameAt(Level level, const Scattered& scattered, uint32_t key_dim, uint32_t group_size) {
+  const auto count = static_cast<uint32_t>(scattered.positions.size());
+  const std::vector<float> queries = RandomFloats(size_t{group_size} * key_dim, 78);
+  std::vector<float> packed(size_t{group_size} * (count + 3), kUntouched), scores = packed;
+  std::vector<std::byte> scratch(ExactScoreScratchBytes(group_size, key_dim));
+  ExactScoreArgs args{.dtype = scattered.rows.dtype,
+                      .key_dim = key_dim,
+                      .row_stride_bytes = scattered.rows.stride_bytes,
+                      .group_size = group_size,
+                      .token_count = count,
+                      .scale = 0.3f,
+                      .queries = queries,
+                      .rows = scattered.packed.data(),
+                      .score_stride = count + 3,
+                      .scores = packed,
+                      .scratch = scratch};
+  ExactScores(Exec{level}, args);
+  args.rows = nullptr;
+  args.spans = scattered.spans;
+  args.positions = scattered.positions;
+  args.scores = scores;
+  ExactScoresAt(Exec{level}, args);
+  ASSERT_EQ(scores, packed);
+}
+
+TEST_P(ExactScoreTest, ReadsChosenTokensInPlace) {
+  for (const DType dtype : kAllDTypes) {
+    for (const uint32_t count :
+         {0u, 1u, 2u, 15u, 16u, 17u, 63u, 64u, 65u, 127u, 128u, 129u, 1000u}) {
+      for (const uint32_t group_size : {1u, 4u, 7u}) {
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " tokens " << count << " group " << group_size);
+        ExpectSameAt(GetParam(), Scattered(dtype, 256, count, 0, 0), 128, group_size);
+        ExpectSameAt(GetParam(), Scattered(dtype, 88, count, 7, 5), 72, group_size);
+      }
     }
   }
 }

@@ -13,21 +13,31 @@ namespace {
 
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
-// Calls visit(row) for each requested row, in order of positions.
+enum class RowChoice : uint8_t { kAll, kChosen, kScored };
+
+// Calls visit(ordinal, row) for each requested row, in order of positions.
 template <typename Visit>
-void ForEachRow(const AttendArgs& args, bool all_rows, Visit visit) {
+void ForEachRow(const AttendArgs& args, RowChoice choice, Visit visit) {
   const size_t stride = args.shape.row_stride_bytes;
-  if (all_rows) {
+  size_t ordinal = 0;
+  if (choice == RowChoice::kAll) {
     for (const RowSpan& span : args.spans) {
-      for (uint32_t i = 0; i < span.token_count; ++i) visit(span.rows + i * stride);
+      for (uint32_t i = 0; i < span.token_count; ++i) visit(ordinal++, span.rows + i * stride);
     }
     return;
   }
   size_t index = 0;
   for (const uint32_t position : args.positions) {
     while (position - args.spans[index].first_position >= args.spans[index].token_count) ++index;
-    visit(args.spans[index].rows + (position - args.spans[index].first_position) * stride);
+    visit(ordinal++,
+          args.spans[index].rows + (position - args.spans[index].first_position) * stride);
   }
+}
+
+// Returns a logit as it counts: within the range of float, or minus infinity.
+double Bounded(double logit) {
+  const double largest = static_cast<double>(std::numeric_limits<float>::max());
+  return logit < -largest ? kNegativeInfinity : std::min(logit, largest);
 }
 
 double Logit(const AttendArgs& args, const float* query, const std::byte* row) {
@@ -41,23 +51,28 @@ double Logit(const AttendArgs& args, const float* query, const std::byte* row) {
     const double cap = static_cast<double>(args.softcap);
     logit = cap * std::tanh(logit / cap);
   }
-  const double largest = static_cast<double>(std::numeric_limits<float>::max());
-  return logit < -largest ? kNegativeInfinity : std::min(logit, largest);
+  return Bounded(logit);
 }
 
 // The specification: every other variant is tested against it.
-void AttendReference(const AttendArgs& args, bool all_rows) {
+void AttendReference(const AttendArgs& args, RowChoice choice) {
   const AttendShape& shape = args.shape;
   for (size_t head = 0; head < size_t{shape.query_length} * shape.group_size; ++head) {
-    const float* query = args.queries.data() + head * shape.key_dim;
+    const auto logit_of = [&](size_t ordinal, const std::byte* row) {
+      if (choice == RowChoice::kScored) {
+        return Bounded(static_cast<double>(args.logits[head * args.positions.size() + ordinal]));
+      }
+      return Logit(args, args.queries.data() + head * shape.key_dim, row);
+    };
     double largest = kNegativeInfinity;
-    ForEachRow(args, all_rows,
-               [&](const std::byte* row) { largest = std::max(largest, Logit(args, query, row)); });
+    ForEachRow(args, choice, [&](size_t ordinal, const std::byte* row) {
+      largest = std::max(largest, logit_of(ordinal, row));
+    });
 
     double weight_sum = 0.0;
     double value_sum[kMaxAttendDim] = {};
-    ForEachRow(args, all_rows, [&](const std::byte* row) {
-      const double logit = Logit(args, query, row);
+    ForEachRow(args, choice, [&](size_t ordinal, const std::byte* row) {
+      const double logit = logit_of(ordinal, row);
       if (logit == kNegativeInfinity) return;
       const double weight = std::exp(logit - largest);
       weight_sum += weight;
@@ -90,7 +105,7 @@ void RunVariant(Level level, const internal::AttendCall& call) {
 }
 
 // Processes the heads in passes of at most kHeadsPerPass.
-void AttendInPasses(const Exec& exec, const AttendArgs& args, bool all_rows) {
+void AttendInPasses(const Exec& exec, const AttendArgs& args, RowChoice choice) {
   const AttendShape& shape = args.shape;
   void* scratch = args.scratch.data();
   size_t scratch_bytes = args.scratch.size();
@@ -103,11 +118,12 @@ void AttendInPasses(const Exec& exec, const AttendArgs& args, bool all_rows) {
       .scale = args.scale,
       .softcap = args.softcap,
       .queries = args.queries.data(),
+      .logits = choice == RowChoice::kScored ? args.logits.data() : nullptr,
       .spans = args.spans.data(),
       .span_count = args.spans.size(),
       .positions = args.positions.data(),
       .position_count = args.positions.size(),
-      .all_rows = all_rows,
+      .all_rows = choice == RowChoice::kAll,
       .output = args.output.data(),
       .lse = args.lse.data(),
       .scratch = static_cast<std::byte*>(std::align(64, 1, scratch, scratch_bytes)),
@@ -117,13 +133,17 @@ void AttendInPasses(const Exec& exec, const AttendArgs& args, bool all_rows) {
     call.head_count = std::min(left, internal::kHeadsPerPass);
     RunVariant(exec.level, call);
     left -= call.head_count;
-    call.queries += size_t{call.head_count} * shape.key_dim;
+    if (call.logits != nullptr) {
+      call.logits += size_t{call.head_count} * args.positions.size();
+    } else {
+      call.queries += size_t{call.head_count} * shape.key_dim;
+    }
     call.output += size_t{call.head_count} * shape.value_dim;
     call.lse += call.head_count;
   }
 }
 
-void Attend(const Exec& exec, const AttendArgs& args, bool all_rows) {
+void Attend(const Exec& exec, const AttendArgs& args, RowChoice choice) {
   const AttendShape& shape = args.shape;
   const size_t head_count = size_t{shape.query_length} * shape.group_size;
   PQC_CHECK(shape.key_dim % 8 == 0 && shape.key_dim > 0 && shape.key_dim <= kMaxAttendDim);
@@ -131,14 +151,18 @@ void Attend(const Exec& exec, const AttendArgs& args, bool all_rows) {
   PQC_CHECK(shape.row_stride_bytes >= (shape.key_dim + shape.value_dim) * DTypeBytes(shape.dtype));
   PQC_CHECK(shape.group_size >= 1 && shape.query_length >= 1);
   PQC_CHECK(shape.query_length <= kMaxAttendQueryLength);
-  PQC_CHECK(args.queries.size() == head_count * shape.key_dim);
+  if (choice == RowChoice::kScored) {
+    PQC_CHECK(args.logits.size() == head_count * args.positions.size());
+  } else {
+    PQC_CHECK(args.queries.size() == head_count * shape.key_dim);
+  }
   PQC_CHECK(args.output.size() == head_count * shape.value_dim);
   PQC_CHECK(args.lse.size() == head_count);
   PQC_CHECK(args.scratch.size() >= AttendScratchBytes(shape));
   if (exec.level == Level::kReference) {
-    AttendReference(args, all_rows);
+    AttendReference(args, choice);
   } else {
-    AttendInPasses(exec, args, all_rows);
+    AttendInPasses(exec, args, choice);
   }
 }
 
@@ -153,8 +177,21 @@ size_t AttendScratchBytes(const AttendShape& shape) {
   return 64 + head_count * head_floats * sizeof(float);
 }
 
-void AttendRows(const Exec& exec, const AttendArgs& args) { Attend(exec, args, false); }
+void AttendRows(const Exec& exec, const AttendArgs& args) {
+  Attend(exec, args, RowChoice::kChosen);
+}
 
-void AttendAllRows(const Exec& exec, const AttendArgs& args) { Attend(exec, args, true); }
+void AttendScored(const Exec& exec, const AttendArgs& args) {
+  if (args.positions.empty()) {  // then the logits may be null
+    std::fill(args.output.begin(), args.output.end(), 0.0f);
+    std::fill(args.lse.begin(), args.lse.end(), static_cast<float>(kNegativeInfinity));
+    return;
+  }
+  Attend(exec, args, RowChoice::kScored);
+}
+
+void AttendAllRows(const Exec& exec, const AttendArgs& args) {
+  Attend(exec, args, RowChoice::kAll);
+}
 
 }  // namespace pqcached::kernels

@@ -36,14 +36,16 @@ struct AttendShape {
 
 struct AttendArgs {
   AttendShape shape;
-  float scale = 1.0f;              // logit = scale * q.k
-  float softcap = 0.0f;            // > 0: logit = softcap * tanh(scale * q.k / softcap); 0: off
-  std::span<const float> queries;  // [L, G, key_dim]
-  std::span<const RowSpan> spans;  // ascending positions
-  std::span<const uint32_t> positions;  // AttendRows only: ascending, each inside a span
+  float scale = 1.0f;    // logit = scale * q.k
+  float softcap = 0.0f;  // > 0: logit = softcap * tanh(scale * q.k / softcap); 0: off
+  std::span<const float> queries = {};  // [L, G, key_dim]
+  std::span<const RowSpan> spans;       // ascending positions
+  std::span<const uint32_t> positions;  // not AttendAllRows: ascending, each inside a span
   std::span<float> output;              // [L, G, value_dim], overwritten
   std::span<float> lse;                 // [L, G], overwritten: natural log of sum exp(logit)
   std::span<std::byte> scratch;         // at least AttendScratchBytes(shape), any alignment
+  // AttendScored only: [L, G, positions], scaled and softcapped.
+  std::span<const float> logits = {};
 };
 
 // Returns the scratch size in bytes for the shape, enough for every instruction set; below 1 MiB
@@ -64,6 +66,10 @@ size_t AttendScratchBytes(const AttendShape& shape);
 //   output  2e-5 * v; with bf16 dot products 5e-3 * v at worst and 5e-4 * v in the mean
 //   lse     5e-5; with bf16 dot products 1e-3
 void AttendRows(const Exec& exec, const AttendArgs& args);
+
+// Attends as AttendRows to rows whose logits are given. Reads the values only: neither the keys nor
+// `queries`, `scale` and `softcap`.
+void AttendScored(const Exec& exec, const AttendArgs& args);
 
 // Attends to every row of every span (full attention, streaming); `positions` is ignored.
 void AttendAllRows(const Exec& exec, const AttendArgs& args);

@@ -128,7 +128,7 @@ struct Bf16Math {
 }  // namespace
 
 void internal::AttendAvx512Bf16(const AttendCall& call) {
-  if (AreBf16(call.queries, size_t{call.head_count} * call.key_dim)) {
+  if (call.logits != nullptr || AreBf16(call.queries, size_t{call.head_count} * call.key_dim)) {
     return AttendWith<Bf16Math<1>>(call);
   }
   AttendWith<Bf16Math<2>>(call);

@@ -36,6 +36,7 @@ struct AttendCall {
   float scale;
   float softcap;
   const float* queries;  // [head_count, key_dim]
+  const float* logits;   // [head_count, position_count] in place of queries; null: none
   const RowSpan* spans;
   size_t span_count;
   const uint32_t* positions;

@@ -173,19 +173,19 @@ struct FmaMath {
   }
 };
 
-// Converts the logits of a block to weights and updates the head's state.
-template <class Math>
+// Converts the logits of a block to weights and updates the head's state. Given logits are final.
+template <class Math, bool kGiven>
 PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t count,
                               const AttendCall& call) {
   using F = Vec::F;
   float* logits = work.logits + size_t{head} * kBlockRows;
   AttendHead& state = work.heads[head];
-  if constexpr (Math::kScalesLogits) {
+  if constexpr (Math::kScalesLogits && !kGiven) {
     for (uint32_t i = 0; i < count; i += Vec::kLanes) {
       Vec::Store(logits + i, Vec::Load(logits + i) * Vec::Set(call.scale));
     }
   }
-  if (call.softcap > 0.0f) {
+  if (!kGiven && call.softcap > 0.0f) {
     for (uint32_t i = 0; i < count; i += Vec::kLanes) {
       Vec::Store(logits + i, Softcap(Vec::Load(logits + i), call.softcap));
     }
@@ -220,39 +220,61 @@ PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t cou
   state.norm_sum = state.norm_sum * rescale + norm_sum;
 }
 
-// Processes one block for kHeads heads. When kPrefetch is set, `ahead` prefetches the next block
-// during the work.
-template <class Math, int kHeads, bool kPrefetch>
-void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
-                 const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
+// Rows of a block; `ahead` prefetches those of the next one.
+struct Block {
+  const std::byte* const* rows;
+  uint32_t first;  // ordinal of the first row among those of the call
+  uint32_t count;
+  Prefetcher* ahead;
+};
+
+// Sets the logits of one block for kHeads heads: to the given ones, or to those of its keys.
+template <class Math, int kHeads, bool kPrefetch, bool kGiven>
+PQC_INLINE void SetLogits(const Workspace& work, uint32_t head, const AttendCall& call,
+                          const Block& block) {
+  float* logits = work.logits + size_t{head} * kBlockRows;
+  if constexpr (kGiven) {
+    for (uint32_t q = 0; q < static_cast<uint32_t>(kHeads); ++q) {
+      const float* given = call.logits + (head + q) * call.position_count + block.first;
+      for (uint32_t i = 0; i < block.count; ++i) logits[q * kBlockRows + i] = given[i];
+    }
+    return;
+  }
   constexpr uint32_t kRows = Vec::kAccumulators / static_cast<uint32_t>(kHeads);
-  for (uint32_t t = 0; t < count; t += kRows) {
+  for (uint32_t t = 0; t < block.count; t += kRows) {
     if constexpr (kPrefetch) {
-      ahead->Advance(kRows * Prefetcher::Columns(call.key_dim * Math::kElementBytes));
+      block.ahead->Advance(kRows * Prefetcher::Columns(call.key_dim * Math::kElementBytes));
     }
     Math::Dots::template Tile<kHeads>(work.queries + size_t{head} * work.query_stride,
-                                      work.query_stride, call.key_dim, rows + t,
-                                      work.logits + size_t{head} * kBlockRows + t, kBlockRows);
+                                      work.query_stride, call.key_dim, block.rows + t, logits + t,
+                                      kBlockRows);
   }
-  for (uint32_t q = 0; q < static_cast<uint32_t>(kHeads); ++q) {
-    UpdateSoftmax<Math>(work, head + q, count, call);
-  }
-  Math::template Values<kHeads, kPrefetch>(work, head, call, rows, count, ahead);
 }
 
-template <class Math, bool kPrefetch>
+// Processes one block for kHeads heads. When kPrefetch is set, the next block is prefetched during
+// the work.
+template <class Math, int kHeads, bool kPrefetch, bool kGiven>
+void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call, const Block& block) {
+  SetLogits<Math, kHeads, kPrefetch, kGiven>(work, head, call, block);
+  for (uint32_t q = 0; q < static_cast<uint32_t>(kHeads); ++q) {
+    UpdateSoftmax<Math, kGiven>(work, head + q, block.count, call);
+  }
+  Math::template Values<kHeads, kPrefetch>(work, head, call, block.rows, block.count, block.ahead);
+}
+
+template <class Math, bool kPrefetch, bool kGiven>
 uint32_t AttendBlockWidest(const Workspace& work, uint32_t head, const AttendCall& call,
-                           const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
+                           const Block& block) {
   const uint32_t left = call.head_count - head;
   if (left >= 4) {
-    AttendBlock<Math, 4, kPrefetch>(work, head, call, rows, count, ahead);
+    AttendBlock<Math, 4, kPrefetch, kGiven>(work, head, call, block);
     return 4;
   }
   if (left >= 2) {
-    AttendBlock<Math, 2, kPrefetch>(work, head, call, rows, count, ahead);
+    AttendBlock<Math, 2, kPrefetch, kGiven>(work, head, call, block);
     return 2;
   }
-  AttendBlock<Math, 1, kPrefetch>(work, head, call, rows, count, ahead);
+  AttendBlock<Math, 1, kPrefetch, kGiven>(work, head, call, block);
   return 1;
 }
 
@@ -280,39 +302,55 @@ void FinishHead(const AttendCall& call, const Workspace& work, uint32_t head) {
   call.lse[head] = any ? state.largest + __builtin_logf(state.weight_sum) : -kInfinity;
 }
 
-template <class Math>
-void AttendWith(const AttendCall& call) {
-  const Workspace work = CarveScratch(call);
+// Prepares the queries and empty sums of all heads.
+template <class Math, bool kGiven>
+void BeginHeads(const AttendCall& call, const Workspace& work) {
   for (uint32_t head = 0; head < call.head_count; ++head) {
-    Math::Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim,
-                             Math::kScalesLogits ? 1.0f : call.scale,
-                             work.queries + size_t{head} * work.query_stride);
+    if constexpr (!kGiven) {
+      Math::Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim,
+                               Math::kScalesLogits ? 1.0f : call.scale,
+                               work.queries + size_t{head} * work.query_stride);
+    }
     float* values = work.values + size_t{head} * work.value_stride;
     for (uint32_t i = 0; i < work.value_stride; ++i) values[i] = 0.0f;
     work.heads[head] = AttendHead{-kInfinity, 0.0f, 0.0f, 1.0f};
   }
+}
 
+template <class Math, bool kGiven>
+void AttendRowsWith(const AttendCall& call) {
+  const Workspace work = CarveScratch(call);
+  BeginHeads<Math, kGiven>(call, work);
   RowCursor feed{call};
   const std::byte* rows[2][kBlockRows];
-  uint32_t current = 0;
+  uint32_t current = 0, first = 0;
   uint32_t count = feed.Fill(rows[0]);
+  // With given logits, only the values are read.
+  const uint32_t skipped = kGiven ? call.key_dim * Math::kElementBytes : 0;
   if (count > 0) {
-    const uint32_t row_bytes = (call.key_dim + call.value_dim) * Math::kElementBytes;
-    Prefetcher{rows[0]}.Advance(kBlockRows * Prefetcher::Columns(row_bytes));
+    const uint32_t row_bytes = (call.key_dim + call.value_dim) * Math::kElementBytes - skipped;
+    Prefetcher{rows[0], 0, skipped}.Advance(kBlockRows * Prefetcher::Columns(row_bytes));
   }
   while (count > 0) {
-    const std::byte* const* block = rows[current];
     const uint32_t ahead_count = feed.Fill(rows[1 - current]);
-    Prefetcher ahead{rows[1 - current]};
+    Prefetcher ahead{rows[1 - current], 0, skipped};
+    const Block block{rows[current], first, count, &ahead};
     uint32_t head =
-        ahead_count > 0 ? AttendBlockWidest<Math, true>(work, 0, call, block, count, &ahead) : 0;
+        ahead_count > 0 ? AttendBlockWidest<Math, true, kGiven>(work, 0, call, block) : 0;
     while (head < call.head_count) {
-      head += AttendBlockWidest<Math, false>(work, head, call, block, count, nullptr);
+      head += AttendBlockWidest<Math, false, kGiven>(work, head, call, block);
     }
     current = 1 - current;
+    first += count;
     count = ahead_count;
   }
   for (uint32_t head = 0; head < call.head_count; ++head) FinishHead<Math>(call, work, head);
+}
+
+template <class Math>
+void AttendWith(const AttendCall& call) {
+  return call.logits == nullptr ? AttendRowsWith<Math, false>(call)
+                                : AttendRowsWith<Math, true>(call);
 }
 
 inline void AttendByType(const AttendCall& call) {

@@ -210,6 +210,13 @@ std::span<const float> HeadQueries(const LayerShape& shape, std::span<const floa
   return queries.subspan(kv_head * floats, floats);
 }
 
+// Returns the part [G, k] of one kv head of logits [query_heads, k], which may be empty.
+template <class Float>
+std::span<Float> HeadLogits(const LayerShape& shape, std::span<Float> logits, uint32_t kv_head) {
+  const size_t floats = logits.size() / shape.kv_heads;
+  return logits.subspan(kv_head * floats, floats);
+}
+
 // Fills the tables of every codebook, [codebooks, G, m, 2^b].
 void FillTables(const HeadTask& task) {
   const kernels::PqGeometry geometry = GeometryOf(task.index, task.shape.key_dim);
@@ -359,7 +366,8 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
             .rule = args.rule,
             .queries = task.queries,
             .shortlist = task.scratch.shortlist,
-            .positions = positions},
+            .positions = positions,
+            .logits = HeadLogits(shape, args.logits, kv_head)},
            task.scratch.kernel);
   };
   parallel.run(shape.kv_heads, std::cref(select_head));  // a reference, because a copy allocates
@@ -435,18 +443,24 @@ void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendL
   const auto attend_head = [&](uint32_t kv_head, uint32_t worker) {
     const std::span<std::byte> own = scratch.subspan(worker * scratch_bytes, scratch_bytes);
     const size_t output_floats = size_t{group} * shape.value_dim;
-    kernels::AttendRows(
-        exec, {.shape = AttendShapeOf(shape),
-               .scale = shape.scale,
-               .softcap = shape.softcap,
-               .queries = HeadQueries(shape, args.queries, kv_head),
-               .spans = FillRowSpans(view, kv_head, own.first(span_bytes)),
-               .positions = args.lists.empty()
-                                ? args.positions.subspan(kv_head * select_count, select_count)
-                                : args.lists[kv_head],
-               .output = args.output.subspan(kv_head * output_floats, output_floats),
-               .lse = args.lse.subspan(size_t{kv_head} * group, group),
-               .scratch = own.subspan(span_bytes)});
+    const kernels::AttendArgs rows{
+        .shape = AttendShapeOf(shape),
+        .scale = shape.scale,
+        .softcap = shape.softcap,
+        .queries = HeadQueries(shape, args.queries, kv_head),
+        .spans = FillRowSpans(view, kv_head, own.first(span_bytes)),
+        .positions = args.lists.empty()
+                         ? args.positions.subspan(kv_head * select_count, select_count)
+                         : args.lists[kv_head],
+        .output = args.output.subspan(kv_head * output_floats, output_floats),
+        .lse = args.lse.subspan(size_t{kv_head} * group, group),
+        .scratch = own.subspan(span_bytes),
+        .logits = HeadLogits(shape, args.logits, kv_head)};
+    if (args.logits.empty()) {
+      kernels::AttendRows(exec, rows);
+    } else {
+      kernels::AttendScored(exec, rows);
+    }
   };
   parallel.run(shape.kv_heads, std::cref(attend_head));
 }

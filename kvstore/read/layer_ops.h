@@ -28,6 +28,9 @@ struct SelectLayerArgs {
   // at most k = the index alone selects.
   uint32_t shortlist_count = 0;
   std::span<uint32_t> positions;  // [kv_heads, k], overwritten, ascending per kv head
+  // With a shortlist: the logits of the positions, [query_heads, k], overwritten; empty = not
+  // wanted. AttendLayer takes them.
+  std::span<float> logits = {};
 };
 
 // Returns the scratch size of one worker for SelectLayer; of `args`, neither the queries nor the
@@ -49,6 +52,7 @@ struct RerankArgs {
   std::span<const float> queries;       // [G, key_dim]
   std::span<const uint32_t> shortlist;  // ascending, stored
   std::span<uint32_t> positions;        // [k], k <= shortlist, overwritten: ascending
+  std::span<float> logits;              // [G, k], overwritten; empty = not wanted
 };
 
 size_t RerankScratchBytes(const LayerView& view, uint32_t shortlist_count);
@@ -80,6 +84,8 @@ struct AttendLayerArgs {
   std::span<const uint32_t> positions;  // [kv_heads, k], ascending per kv head, stored
   // [kv_heads], each ascending and stored: in place of `positions` when not empty.
   std::span<const std::span<const uint32_t>> lists = {};
+  // Logits of `positions`, [query_heads, k], scaled and softcapped: the keys are then not read.
+  std::span<const float> logits = {};
   std::span<float> output;  // [query_heads, value_dim], overwritten; 0 when k = 0
   std::span<float> lse;     // [query_heads], overwritten; -infinity when k = 0
 };

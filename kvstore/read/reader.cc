@@ -308,21 +308,29 @@ void Reader::ListCandidates(uint32_t kv_heads) {
   }
 }
 
-Refusal Reader::Select(const LayerQuery& query, const Selection& selection, LayerView* view) {
+Refusal Reader::Select(const LayerQuery& query, const Selection& selection, bool want_logits,
+                       LayerView* view) {
   const ResolvedSelection& resolved = scratch_.resolved;
+  scratch_.logits.clear();
   RETURN_IF_ERROR(TakeQueries(query, view));
   RETURN_IF_ERROR(CheckCoded(*view, RequestOf(query, selection), resolved.candidates));
   scratch_.positions.resize(size_t{view->shape.kv_heads} * resolved.select_count);
   if (resolved.select_count == 0) return {};
+  // A shortlist of all candidates needs no index: exact scores select from all of them.
+  const bool scores_all = resolved.shortlist_count >= resolved.candidate_count;
+  if (want_logits && !scores_all && resolved.shortlist_count > resolved.select_count) {
+    ResizeWithRoom(size_t{view->shape.query_heads} * resolved.select_count, &scratch_.logits);
+  }
   const ParallelFor& threads =
       ThreadsFor(uint64_t{resolved.candidate_count} * view->shape.kv_heads);
-  const SelectLayerArgs args{.index = selection.index,
+  const SelectLayerArgs args{.index = scores_all ? IndexDescriptor{} : selection.index,
                              .rule = selection.group_rule,
                              .candidates = resolved.candidates,
                              .queries = scratch_.queries,
                              .select_count = resolved.select_count,
-                             .shortlist_count = resolved.shortlist_count,
-                             .positions = scratch_.positions};
+                             .shortlist_count = scores_all ? 0 : resolved.shortlist_count,
+                             .positions = scratch_.positions,
+                             .logits = scratch_.logits};
   SelectLayer(exec_, *view, args, threads,
               scratch_.Bytes(threads.worker_count * SelectScratchBytes(exec_, *view, args)));
   return {};
@@ -332,7 +340,7 @@ Refusal Reader::TopK(const LayerQuery& query, const Selection& given, SelectedTo
   const Selection selection = TermsOf(source_.KindOf(query.layer), given);
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
-  if (!TakesAll(scratch_.resolved)) return Select(query, selection, &view);
+  if (!TakesAll(scratch_.resolved)) return Select(query, selection, /*want_logits=*/false, &view);
   RETURN_IF_ERROR(TakeQueries(query, &view));
   ListCandidates(view.shape.kv_heads);
   return {};
@@ -398,8 +406,8 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
     if (want_positions) ListCandidates(view.shape.kv_heads);
     return AttendToRanges(view, query, scratch_.resolved.candidates, out);
   }
-  RETURN_IF_ERROR(Select(query, selection, &view));
-  AttendOver(view, query, scratch_.positions, {}, out);
+  RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view));
+  AttendOver(view, query, {.positions = scratch_.positions, .logits = scratch_.logits}, out);
   return {};
 }
 
@@ -409,7 +417,7 @@ Refusal Reader::AttendPositions(const LayerQuery& query, std::span<const uint32_
   RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
   RETURN_IF_ERROR(TakeQueries(query, &view));
   RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
-  AttendOver(view, query, positions, {}, out);
+  AttendOver(view, query, {.positions = positions}, out);
   return {};
 }
 
@@ -428,7 +436,7 @@ Refusal Reader::AttendLists(const LayerQuery& query,
     }
     RETURN_IF_ERROR(CheckList(lists[head], head, view.token_count()));
   }
-  AttendOver(view, query, {}, lists, out);
+  AttendOver(view, query, {.lists = lists}, out);
   return {};
 }
 
@@ -451,20 +459,20 @@ Refusal Reader::AttendToRanges(const LayerView& view, const LayerQuery& query,
   return bad_head == kNoQueryHead ? Refusal{} : NotFinite(bad_head);
 }
 
-void Reader::AttendOver(const LayerView& view, const LayerQuery& query,
-                        std::span<const uint32_t> positions,
-                        std::span<const std::span<const uint32_t>> lists, const AttentionOut& out) {
+void Reader::AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen,
+                        const AttentionOut& out) {
   const size_t rows = view.shape.query_heads;  // of all query tokens
   const uint32_t value_dim = view.shape.value_dim;
   scratch_.output.resize(rows * value_dim);
   scratch_.lse.resize(rows);
-  uint64_t tokens = positions.size();
-  for (const std::span<const uint32_t>& list : lists) tokens += list.size();
+  uint64_t tokens = chosen.positions.size();
+  for (const std::span<const uint32_t>& list : chosen.lists) tokens += list.size();
   const ParallelFor& threads = ThreadsFor(tokens);
   AttendLayer(exec_, view,
               {.queries = scratch_.queries,
-               .positions = positions,
-               .lists = lists,
+               .positions = chosen.positions,
+               .lists = chosen.lists,
+               .logits = chosen.logits,
                .output = scratch_.output,
                .lse = scratch_.lse},
               threads, scratch_.Bytes(threads.worker_count * AttendLayerScratchBytes(view)));

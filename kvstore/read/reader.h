@@ -156,17 +156,23 @@ class Reader {
   Refusal ResolveIn(const LayerQuery& query, const Selection& selection, LayerView* view,
                     SelectedTokens* selected);
   // Selects tokens of an opened layer into scratch.positions.
-  Refusal Select(const LayerQuery& query, const Selection& selection, LayerView* view);
+  // With `want_logits`, scratch.logits receives what a re-ranking has computed; otherwise nothing.
+  Refusal Select(const LayerQuery& query, const Selection& selection, bool want_logits,
+                 LayerView* view);
   // Computes the logits of all candidates, for SelectPages, in scratch.pages.logits.
   void ScoreCandidates(const LayerView& view, const IndexDescriptor& index);
   // Lists all candidates in scratch.positions.
   void ListCandidates(uint32_t kv_heads);
   Refusal AttendToRanges(const LayerView& view, const LayerQuery& query,
                          std::span<const PositionRange> rows, const AttentionOut& out);
-  // `lists`, [kv_heads], is in place of `positions` when it is not empty.
-  void AttendOver(const LayerView& view, const LayerQuery& query,
-                  std::span<const uint32_t> positions,
-                  std::span<const std::span<const uint32_t>> lists, const AttentionOut& out);
+  // The tokens of an attention, as in AttendLayerArgs.
+  struct Chosen {
+    std::span<const uint32_t> positions = {};
+    std::span<const std::span<const uint32_t>> lists = {};
+    std::span<const float> logits = {};
+  };
+  void AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen,
+                  const AttentionOut& out);
   // Returns the threads for work over that many tokens.
   const ParallelFor& ThreadsFor(uint64_t tokens) const;
 

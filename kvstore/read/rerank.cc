@@ -66,6 +66,17 @@ void ScoreShortlist(const kernels::Exec& exec, const LayerView& view, const Rera
   CapLogits(shape, scratch.logits);
 }
 
+// Copies the logits of the selected tokens, whose positions are still their places in the shortlist.
+void TakeLogits(const RerankArgs& args, std::span<const float> of_shortlist) {
+  const size_t count = args.positions.size();
+  PQC_CHECK(args.logits.size() % count == 0);
+  for (size_t head = 0; head < args.logits.size() / count; ++head) {
+    const float* from = of_shortlist.data() + head * args.shortlist.size();
+    float* to = args.logits.data() + head * count;
+    for (size_t i = 0; i < count; ++i) to[i] = from[args.positions[i]];
+  }
+}
+
 }  // namespace
 
 size_t RerankScratchBytes(const LayerView& view, uint32_t shortlist_count) {
@@ -84,6 +95,7 @@ void Rerank(const kernels::Exec& exec, const LayerView& view, const RerankArgs& 
                               .spans = {&all, 1},
                               .positions = args.positions,
                               .scratch = parts.kernel});
+  if (!args.logits.empty()) TakeLogits(args, parts.logits);
   for (uint32_t& position : args.positions) position = args.shortlist[position];
 }
 

@@ -115,6 +115,49 @@ Result RunChosen(Level level, const Problem& problem, const std::vector<uint32_t
   return Run(level, problem, &tokens);
 }
 
+// Attends by logits that are computed here; keys and queries are not passed.
+Result RunScored(Level level, const Problem& problem, const std::vector<uint32_t>& tokens) {
+  const AttendShape& shape = problem.shape;
+  Result result;
+  result.output.assign(size_t{problem.HeadCount()} * shape.value_dim, 99.0f);
+  result.lse.assign(problem.HeadCount(), 99.0f);
+  std::vector<float> logits;
+  for (uint32_t head = 0; head < problem.HeadCount(); ++head) {
+    for (const uint32_t token : tokens) {
+      double logit = 0.0;
+      for (uint32_t i = 0; i < shape.key_dim; ++i) {
+        logit += static_cast<double>(problem.queries[head * shape.key_dim + i]) *
+                 problem.rows.Values(token)[i];
+      }
+      logit *= static_cast<double>(problem.scale);
+      const double cap = static_cast<double>(problem.softcap);
+      logits.push_back(static_cast<float>(cap > 0.0 ? cap * std::tanh(logit / cap) : logit));
+    }
+  }
+  RowData rows = problem.rows;
+  const size_t key_bytes = shape.key_dim * DTypeBytes(shape.dtype);
+  for (size_t at = rows.offset; at + key_bytes <= rows.bytes.size(); at += rows.stride_bytes) {
+    std::fill_n(rows.bytes.begin() + static_cast<ptrdiff_t>(at), key_bytes, std::byte{0xff});
+  }
+  std::vector<RowSpan> spans = rows.spans;
+  for (RowSpan& span : spans) {
+    span.rows = rows.bytes.data() + (span.rows - problem.rows.bytes.data());
+  }
+  std::vector<uint32_t> positions;
+  for (const uint32_t token : tokens) positions.push_back(rows.positions[token]);
+  std::vector<std::byte> scratch(AttendScratchBytes(shape) + 1);
+  AttendScored(Exec{level}, {.shape = shape,
+                             .scale = 1000.0f,
+                             .softcap = 1e-3f,
+                             .spans = spans,
+                             .positions = positions,
+                             .output = result.output,
+                             .lse = result.lse,
+                             .scratch = std::span(scratch).subspan(1),
+                             .logits = logits});
+  return result;
+}
+
 Result RunAll(Level level, const Problem& problem) { return Run(level, problem, nullptr); }
 
 bool UsesBf16Products(Level level, DType dtype) {
@@ -459,6 +502,66 @@ TEST_P(AttendTest, RandomShapesMatch) {
     ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
                 Expected(problem, tokens));
   }
+}
+
+// ---- Given logits
+
+void ExpectScoredMatches(Level level, const Problem& problem, const std::vector<uint32_t>& tokens) {
+  ExpectClose(level, problem, RunScored(level, problem, tokens), Expected(problem, tokens));
+}
+
+TEST_P(AttendTest, GivenLogitsMatchAroundBlockBoundaries) {
+  for (const DType dtype : kAllDTypes) {
+    for (const uint32_t tokens : {0u, 1u, 2u, 15u, 16u, 17u, 31u, 32u, 33u, 63u, 64u, 65u, 1000u}) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " tokens " << tokens);
+      ExpectScoredMatches(GetParam(), MakeProblem(dtype, 128, 128, 4, 1, tokens, tokens, 2),
+                          AllTokens(tokens));
+    }
+  }
+}
+
+TEST_P(AttendTest, GivenLogitsMatchForEveryDimAndGroup) {
+  for (const DType dtype : kAllDTypes) {
+    for (uint32_t dim = 32; dim <= 256; dim += 8) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " dim " << dim);
+      const Problem problem =
+          MakeProblem(dtype, 288 - dim, dim, 1 + dim / 8 % 9, 1 + dim / 16 % 3, 75, dim, 3, 7, 5);
+      ExpectScoredMatches(GetParam(), problem, RandomTokens(75, 0.7, dim));
+    }
+  }
+}
+
+TEST_P(AttendTest, GivenLogitsOfMoreHeadsThanOnePassMatch) {
+  const Problem problem = MakeProblem(DType::kBf16, 32, 40, 70, 1, 90, 3, 2);
+  ExpectScoredMatches(GetParam(), problem, RandomTokens(90, 0.6, 4));
+}
+
+TEST_P(AttendTest, GivenLogitsAreFinal) {
+  Problem problem = MakeProblem(DType::kF16, 64, 64, 2, 1, 80, 9);
+  problem.softcap = 2.0f;  // RunScored passes another softcap and scale
+  ExpectScoredMatches(GetParam(), problem, AllTokens(80));
+}
+
+TEST_P(AttendTest, GivenLogitsOfMinusInfinityCountAsAbsent) {
+  const Problem problem = MakeProblem(DType::kF32, 32, 32, 1, 1, 70, 8);
+  std::vector<float> logits(70, -kInfinity), output(32, 99.0f), lse(1, 99.0f);
+  std::vector<std::byte> scratch(AttendScratchBytes(problem.shape));
+  const AttendArgs args{.shape = problem.shape,
+                        .spans = problem.rows.spans,
+                        .positions = problem.rows.positions,
+                        .output = output,
+                        .lse = lse,
+                        .scratch = scratch,
+                        .logits = logits};
+  AttendScored(Exec{GetParam()}, args);
+  for (const float value : output) EXPECT_EQ(value, 0.0f);
+  EXPECT_EQ(lse[0], -kInfinity);
+  logits[66] = 3.0f;
+  AttendScored(Exec{GetParam()}, args);
+  for (uint32_t i = 0; i < 32; ++i) {
+    EXPECT_NEAR(output[i], problem.rows.Values(66)[32 + i], 1e-5) << i;
+  }
+  EXPECT_NEAR(lse[0], 3.0f, 1e-6f);
 }
 
 }  // namespace

@@ -168,5 +168,53 @@ TEST(Attend, SeesTheRowsThatWereAppendedAfterTheBuild) {
   ExpectAttention(model, query, *attention, {all, all});
 }
 
+// The logits of a re-ranking take the place of the keys in the attention.
+TEST(Attend, ReRankedEqualsExactAttentionOverTheSelectedTokens) {
+  for (const kernels::DType dtype : {kernels::DType::kF16, kernels::DType::kBf16}) {
+    for (const float softcap : {0.0f, 3.0f}) {
+      CacheSpec spec = SpecOf(dtype, 4);
+      spec.groups[0].softcap = softcap;
+      TestSequence sequence(spec);
+      sequence.Ingest(700);
+      sequence.Build(Pq(2, 4), 2);
+      const LayerModel& model = sequence.layer(1);
+      const Floats query = sequence.RandomQuery(model);
+      const auto attention = sequence.store().Attend(
+          kTenant, sequence.id(), {.layer = 1, .query_position = 699, .queries = query.view()},
+          {.index = Pq(2, 4), .sink_tokens = 5, .rerank_factor = 2.5f, .budget_ratio = 0.2}, true);
+      ASSERT_TRUE(attention.ok()) << attention.status();
+      const auto& positions = attention->selected.positions;
+      const auto count = static_cast<ptrdiff_t>(attention->selected.count);
+      ASSERT_EQ(count, 135);
+      ExpectAttention(model, query, *attention,
+                      {{positions.begin(), positions.begin() + count},
+                       {positions.begin() + count, positions.end()}});
+    }
+  }
+}
+
+TEST(Attend, ReRankedForSeveralQueryTokensEqualsAttentionOverTheSelectedTokens) {
+  TestSequence sequence;
+  sequence.Ingest(700);
+  sequence.Build(Pq(2, 4), 2);
+  const LayerModel& model = sequence.layer(1);
+  const Floats queries =
+      testing::RandomFloats(sequence.random(), {3, model.group.query_heads, model.group.key_dim});
+  const Query query{.layer = 1, .query_position = 697, .queries = queries.view()};
+  const auto reranked = sequence.store().Attend(
+      kTenant, sequence.id(), query,
+      {.index = Pq(2, 4), .window_tokens = 8, .rerank_factor = 2.0f, .budget_ratio = 0.2}, true);
+  ASSERT_TRUE(reranked.ok()) << reranked.status();
+  const auto expected =
+      sequence.store().AttendPositions(kTenant, sequence.id(), query, reranked->selected.positions);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (size_t i = 0; i < expected->output.size(); ++i) {
+    ASSERT_NEAR(reranked->output[i], expected->output[i], 1e-4) << i;
+  }
+  for (size_t i = 0; i < expected->lse.size(); ++i) {
+    ASSERT_NEAR(reranked->lse[i], expected->lse[i], 1e-4) << i;
+  }
+}
+
 }  // namespace
 }  // namespace pqcached::kvstore

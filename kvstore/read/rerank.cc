@@ -66,7 +66,7 @@ void ScoreShortlist(const kernels::Exec& exec, const LayerView& view, const Rera
   CapLogits(shape, scratch.logits);
 }
 
-// Copies the logits of the selected tokens, whose positions are still their places in the shortlist.
+// Copies the logits of the selected tokens, whose positions are still places in the shortlist.
 void TakeLogits(const RerankArgs& args, std::span<const float> of_shortlist) {
   const size_t count = args.positions.size();
   PQC_CHECK(args.logits.size() % count == 0);

@@ -283,7 +283,7 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   }
   RETURN_IF_ERROR(CheckPath(options));
   const RpcEntry* entry = nullptr;
-  RETURN_IF_ERROR(LoadRpcLibrary(options.rpc_library_path, &entry));
+  RETURN_IF_ERROR(LoadRpcLibrary(options.rpc_library_path, "options.rpc_library_path", &entry));
   const RemoteOptions remote_options{.endpoint = options.endpoint,
                                      .tenant = tenant.c_str(),
                                      .client_name = client_name.c_str(),

@@ -44,7 +44,7 @@ pqc_status ReadModel(const char* config_json, const char* rpc_library_path, pqc_
   *model = nullptr;
   if (!config_json) return Fail(PQC_INVALID_ARGUMENT, "config_json", "must not be NULL");
   const RpcEntry* entry = nullptr;
-  RETURN_IF_ERROR(LoadRpcLibrary(rpc_library_path, &entry));
+  RETURN_IF_ERROR(LoadRpcLibrary(rpc_library_path, "rpc_library_path", &entry));
   if (entry->remote_version < kModelsVersion) {
     return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path",
                 "the loaded libpqcached_rpc is too old to read configurations of models");

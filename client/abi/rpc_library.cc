@@ -34,22 +34,21 @@ int LoadMode() {
 
 }  // namespace
 
-pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry) {
+pqc_status LoadRpcLibrary(const char* path, const char* field, const RpcEntry** entry) {
   std::string reasons;
   void* const library = LoadLibrary(path, kFileName, LoadMode(), &reasons);
-  if (!library)
-    return Fail(PQC_FAILED_PRECONDITION, "options.rpc_library_path", "%s", reasons.c_str());
+  if (!library) return Fail(PQC_FAILED_PRECONDITION, field, "%s", reasons.c_str());
 
   const auto get = reinterpret_cast<const RpcEntry* (*)()>(dlsym(library, kRpcEntrySymbol));
   if (!get) {
-    return Fail(PQC_FAILED_PRECONDITION, "options.rpc_library_path", "%s has no %s",
-                path ? path : kFileName, kRpcEntrySymbol);
+    return Fail(PQC_FAILED_PRECONDITION, field, "%s has no %s", path ? path : kFileName,
+                kRpcEntrySymbol);
   }
   const RpcEntry* found = get();
   const bool is_newer = found->remote_version > kRemoteVersion;
   if (is_newer ? found->oldest_client_version > kRemoteVersion
                : found->remote_version < kOldestRemoteVersion) {
-    return Fail(PQC_FAILED_PRECONDITION, "options.rpc_library_path",
+    return Fail(PQC_FAILED_PRECONDITION, field,
                 "%s has version %u of the internal interface, and this client works with %u to %u; "
                 "install the two libraries of one release",
                 path ? path : kFileName, found->remote_version, kOldestRemoteVersion,

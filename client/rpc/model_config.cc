@@ -29,9 +29,20 @@ struct BadField : std::runtime_error {
 };
 
 // Model types of Transformers whose rotary pairs are neighbours; the others have halves.
-constexpr std::array<std::string_view, 12> kInterleavedTypes = {
-    "chatglm", "codegen", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe",
-    "glm",     "glm4",    "gptj",   "helium",  "llama4",   "llama4_text"};
+constexpr std::array<std::string_view, 14> kInterleavedTypes = {"chatglm",
+                                                                "codegen",
+                                                                "cohere",
+                                                                "cohere2",
+                                                                "ernie4_5",
+                                                                "ernie4_5_moe",
+                                                                "ernie4_5_vl_moe_text",
+                                                                "glm",
+                                                                "glm4",
+                                                                "glm4v_text",
+                                                                "gptj",
+                                                                "helium",
+                                                                "llama4",
+                                                                "llama4_text"};
 
 const Value* Find(const Struct& fields, const std::string& name) {
   const auto it = fields.fields().find(name);
@@ -39,10 +50,12 @@ const Value* Find(const Struct& fields, const std::string& name) {
   return &it->second;
 }
 
-// Returns the number in a field; 0 where it is missing, or no number.
+// Returns the number in a field; 0 where it is missing.
 double NumberOf(const Struct& fields, const std::string& name) {
   const Value* value = Find(fields, name);
-  return value == nullptr ? 0 : value->number_value();
+  if (value == nullptr) return 0;
+  if (!value->has_number_value()) throw BadField("config." + name, "must be a number");
+  return value->number_value();
 }
 
 uint32_t CountOf(const Struct& fields, const std::string& name) {
@@ -60,9 +73,12 @@ uint32_t CountOr(const Struct& fields, const std::string& name, uint32_t missing
   return value == nullptr || is_zero ? missing : CountOf(fields, name);
 }
 
+// Returns the text in a field; empty where it is missing.
 std::string TextOf(const Struct& fields, const std::string& name) {
   const Value* value = Find(fields, name);
-  return value == nullptr ? "" : value->string_value();
+  if (value == nullptr) return "";
+  if (!value->has_string_value()) throw BadField("config." + name, "must be a text");
+  return value->string_value();
 }
 
 pqc_dtype DTypeOf(const Struct& fields) {
@@ -83,23 +99,32 @@ float ScaleOf(const Struct& fields) {
   return scalar > 0 ? static_cast<float>(1 / std::sqrt(scalar)) : 0.0f;
 }
 
-// Fills in the rotation, from rope_parameters or from the fields of earlier versions.
-void ReadRope(const Struct& fields, pqc_layer_group* group) {
+// Returns the parameters of the rotation in the layers of one kind: from rope_parameters, which may
+// have some for each kind, or from the fields of earlier versions.
+const Struct& RopeOf(const Struct& fields, pqc_layer_kind kind) {
   const Value* nested = Find(fields, "rope_parameters");
-  const Struct* rope =
-      nested != nullptr && nested->has_struct_value() ? &nested->struct_value() : &fields;
-  // Models with several kinds of layers may have parameters for each.
-  if (const Value* full = Find(*rope, "full_attention"); full != nullptr) {
-    rope = &full->struct_value();
-  }
-  group->rope_theta = NumberOf(*rope, "rope_theta");
+  if (nested == nullptr || !nested->has_struct_value()) return fields;
+  const char* const name = kind == PQC_LAYERS_WINDOW ? "sliding_attention" : "full_attention";
+  const Value* of_kind = Find(nested->struct_value(), name);
+  return of_kind != nullptr && of_kind->has_struct_value() ? of_kind->struct_value()
+                                                           : nested->struct_value();
+}
+
+void ReadRope(const Struct& fields, pqc_layer_group* group) {
+  const Struct& rope = RopeOf(fields, group->kind);
+  group->rope_theta = NumberOf(rope, "rope_theta");
   if (group->rope_theta <= 0) return;
-  const double factor = NumberOf(*rope, "partial_rotary_factor");
+  const double factor = NumberOf(rope, "partial_rotary_factor");
+  if (factor < 0 || factor > 1) {
+    throw BadField("config.partial_rotary_factor", "must lie in [0, 1]");
+  }
   group->rotary_dim = static_cast<uint32_t>(group->key_dim * (factor > 0 ? factor : 1.0));
   const std::string type = TextOf(fields, "model_type");
   const bool is_interleaved = std::find(kInterleavedTypes.begin(), kInterleavedTypes.end(), type) !=
                               kInterleavedTypes.end();
   group->rope_layout = is_interleaved ? PQC_ROPE_INTERLEAVED : PQC_ROPE_HALF;
+  // Its layers with full attention have no rotation.
+  if (type == "cohere2" && group->kind == PQC_LAYERS_SELECTED) group->rope_layout = PQC_ROPE_NONE;
 }
 
 pqc_layer_kind KindOf(const std::string& name, int layer) {
@@ -126,9 +151,9 @@ std::vector<pqc_layer_kind> KindsOf(const Struct& fields) {
   const Value* types = Find(fields, "layer_types");
   if (types == nullptr) {
     // Which layers have the window is in the model's code where several kinds alternate.
-    const Value* use = Find(fields, "use_sliding_window");
-    const bool is_off = use != nullptr && use->has_bool_value() && !use->bool_value();
-    if (NumberOf(fields, "sliding_window") > 0 && !is_off) {
+    const auto use = fields.fields().find("use_sliding_window");
+    const bool is_on = use == fields.fields().end() || use->second.bool_value();
+    if (NumberOf(fields, "sliding_window") > 0 && is_on) {
       throw BadField("config.layer_types",
                      "missing, and sliding_window is set: list a kind for each layer");
     }
@@ -157,11 +182,11 @@ pqc_layer_group CommonOf(const Struct& fields) {
   group.kv_heads = CountOr(fields, "num_key_value_heads", group.query_heads);
   const uint32_t head_dim = CountOr(fields, "head_dim", 0);
   group.key_dim = head_dim > 0 ? head_dim : CountOf(fields, "hidden_size") / group.query_heads;
+  if (group.key_dim == 0) throw BadField("config.hidden_size", "below num_attention_heads");
   group.value_dim = group.key_dim;
   group.dtype = DTypeOf(fields);
   group.softmax_scale = ScaleOf(fields);
   group.softcap = static_cast<float>(NumberOf(fields, "attn_logit_softcapping"));
-  ReadRope(fields, &group);
   return group;
 }
 
@@ -180,10 +205,35 @@ void PassGroups(const Struct& fields, const GroupSink& sink) {
     group.kind = kind;
     group.layers = layers.data();
     group.layer_count = static_cast<uint32_t>(layers.size());
+    ReadRope(fields, &group);
     if (kind == PQC_LAYERS_WINDOW) group.window_tokens = CountOf(fields, "sliding_window");
     sink.add(sink.context, group);
   }
   if (is_empty) throw BadField("config.layer_types", "no layer has attention");
+}
+
+// Returns the text with null in place of NaN and infinities, which Python writes and JSON lacks.
+std::string WithoutNonNumbers(std::string_view json) {
+  std::string text;
+  bool in_string = false;
+  for (size_t i = 0; i < json.size();) {
+    if (!in_string) {
+      const auto names = {std::string_view("NaN"), std::string_view("-Infinity"),
+                          std::string_view("Infinity")};
+      const auto found = std::find_if(names.begin(), names.end(), [&](std::string_view name) {
+        return json.substr(i).starts_with(name);
+      });
+      if (found != names.end()) {
+        text += "null";
+        i += found->size();
+        continue;
+      }
+    }
+    if (json[i] == '"') in_string = !in_string;
+    if (in_string && json[i] == '\\' && i + 1 < json.size()) text += json[i++];
+    text += json[i++];
+  }
+  return text;
 }
 
 }  // namespace
@@ -197,7 +247,8 @@ pqc_status ReadModelConfig(const char* config_json, const GroupSink& sink,
   };
   try {
     Struct config;
-    const auto parsed = google::protobuf::util::JsonStringToMessage(config_json, &config);
+    const auto parsed =
+        google::protobuf::util::JsonStringToMessage(WithoutNonNumbers(config_json), &config);
     if (!parsed.ok()) return refuse("config", "no JSON object: " + parsed.ToString());
     const Value* text = Find(config, "text_config");  // of a model that also reads images
     PassGroups(text != nullptr && text->has_struct_value() ? text->struct_value() : config, sink);

@@ -91,11 +91,11 @@ absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
 absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
                                                                WriteLease lease,
                                                                bool has_live_index,
-                                                               uint32_t expected_end) {
+                                                               AnnouncedEnd announced) {
   const uint32_t segment_tokens = cache->segmenting.segment_tokens;
   ASSIGN_OR_RETURN(auto writer,
                    SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens));
-  writer.ExpectPrefill(expected_end);
+  writer.BeginPrefill(announced);
   if (has_live_index) writer.DeferEncoding();
   return std::make_unique<IngestTransactionImpl>(std::move(writer));
 }

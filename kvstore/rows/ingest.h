@@ -12,12 +12,11 @@
 namespace pqcached::kvstore {
 
 // The contracts are those of Store (store.h). `has_live_index`: an incremental index of the
-// sequence codes its rows later. `expected_end`: position where the tokens that the caller has
-// announced end; 0 = unknown.
+// sequence codes its rows later. `announced`: the end of the tokens that have names.
 absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
                                                                WriteLease lease,
                                                                bool has_live_index,
-                                                               uint32_t expected_end);
+                                                               AnnouncedEnd announced);
 
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
                                     bool has_live_index, uint64_t first_position,

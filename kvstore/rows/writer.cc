@@ -160,25 +160,36 @@ absl::StatusOr<std::vector<SegmentEntry>> SegmentWriter::Create(uint32_t first, 
       defer_encoding_ ? NewestCodebooks(indexes) : NewestOf(base_->list->segments, indexes));
 }
 
+absl::StatusOr<std::vector<SegmentEntry>> SegmentWriter::CreateNext(const SegmentEntry* last,
+                                                                    uint32_t first,
+                                                                    uint32_t token_end) const {
+  // A short segment that is full shows that the tokens are announced piece by piece.
+  const SegmentingOptions& options = cache_->segmenting;
+  const uint32_t capacity = last == nullptr || last->closed ? 0 : last->rows->slot_capacity();
+  const bool in_pieces =
+      capacity > 0 && capacity < options.segment_tokens && !options.IsTail(capacity);
+  const bool is_known = token_end <= announced_.most && !in_pieces;
+  auto created = Create(first, token_end, is_known ? announced_.most : kMaxSequenceTokens);
+  if (!is_prefill_ || !absl::IsResourceExhausted(created.status())) return created;
+  const uint32_t least = is_known ? std::max(announced_.least, token_end) : token_end;
+  return is_known && least == announced_.most ? std::move(created)
+                                              : Create(first, token_end, least);
+}
+
 absl::Status SegmentWriter::Reserve(uint32_t token_end) {
   RETURN_IF_ERROR(MoveFromReaders());
   const SegmentEntry* last = entry_count() == 0 ? nullptr : &entry(entry_count() - 1);
   uint32_t capacity_end = 0;
   if (last != nullptr) capacity_end = last->closed ? last->token_end : last->rows->end_capacity();
   if (token_end <= capacity_end) return absl::OkStatus();
-  auto created = Create(capacity_end, token_end,
-                        token_end <= expected_end_ ? expected_end_ : kMaxSequenceTokens);
-  if (is_prefill_ && absl::IsResourceExhausted(created.status())) {
-    created = Create(capacity_end, token_end, token_end);
-  }
-  if (!created.ok()) return created.status();
+  ASSIGN_OR_RETURN(auto created, CreateNext(last, capacity_end, token_end));
   const auto close = [](SegmentEntry& full) {
     full.closed = true;
     full.token_end = full.rows->end_capacity();
   };
   if (last != nullptr && !last->closed) close(EditActiveSegment());
-  for (SegmentEntry& fresh : *created) {
-    if (&fresh != &created->back()) close(fresh);
+  for (SegmentEntry& fresh : created) {
+    if (&fresh != &created.back()) close(fresh);
     edited_.push_back(std::move(fresh));
   }
   return absl::OkStatus();

@@ -44,11 +44,10 @@ class SegmentWriter {
   static absl::StatusOr<SegmentWriter> Begin(std::shared_ptr<const Cache> cache, WriteLease lease,
                                              uint32_t segment_tokens);
 
-  // Opens segments of a prefill: short ones for the end of the announced tokens (0 = unknown), and
-  // when the pool has no room for long ones.
-  void ExpectPrefill(uint32_t expected_end) {
+  // Opens segments of a prefill: a short one where the announced tokens end.
+  void BeginPrefill(AnnouncedEnd announced) {
     is_prefill_ = true;
-    expected_end_ = expected_end;
+    announced_ = announced;
   }
 
   // Opens segments without codes: the incremental index encodes them when they are full.
@@ -86,8 +85,11 @@ class SegmentWriter {
   SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
                 std::shared_ptr<const Snapshot> base, uint32_t segment_tokens);
   absl::Status MoveFromReaders();
-  // Creates the segments that the tokens [first, token_end) need. In a prefill, the one where
-  // `slots_end` lies is as short as PrefillTokens allows.
+  // Creates the segments that the tokens [first, token_end) need, behind `last` (null: none). When
+  // the pool has no room, a prefill whose end is not known exactly gets a shorter one.
+  absl::StatusOr<std::vector<SegmentEntry>> CreateNext(const SegmentEntry* last, uint32_t first,
+                                                       uint32_t token_end) const;
+  // In a prefill, the segment where `slots_end` lies is as short as PrefillTokens allows.
   absl::StatusOr<std::vector<SegmentEntry>> Create(uint32_t first, uint32_t token_end,
                                                    uint32_t slots_end) const;
   // Tokens [token, token + token_count) of the rows, for the slots of one segment that start at
@@ -122,7 +124,7 @@ class SegmentWriter {
   std::shared_ptr<const Snapshot> base_;
   uint32_t segment_tokens_;
   bool is_prefill_ = false;
-  uint32_t expected_end_ = 0;  // of the prefill; 0: unknown
+  AnnouncedEnd announced_;  // of the prefill
   bool defer_encoding_ = false;
   bool closes_prefill_ = false;
   size_t kept_;

@@ -330,11 +330,12 @@ std::shared_ptr<const Snapshot> NamedTokens::ShareStep(size_t step, const Prefix
   return snapshot.ok() ? *std::move(snapshot) : nullptr;
 }
 
-uint32_t NamedTokens::named_end() const {
+AnnouncedEnd NamedTokens::named_end() const {
   const MutexLock lock(&mutex_);
-  const size_t count = NameView(names_).token_count();
+  const auto count = static_cast<uint32_t>(NameView(names_).token_count());
   const bool by_key = count > 0 && names_.kind == NameKind::kContentKeys;
-  return static_cast<uint32_t>(count + (by_key ? kPrefixStepTokens - 1 : 0));
+  return {.least = count,
+          .most = count + (by_key ? static_cast<uint32_t>(kPrefixStepTokens) - 1 : 0)};
 }
 
 std::vector<PrefixKey> NamedTokens::ListedKeys() const {

@@ -116,6 +116,13 @@ class PrefixIndex {
   PrefixEvents events_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Where a prompt ends whose tokens have names: at `least`, and at `most`, because content keys name
+// whole steps and the last tokens of the prompt may have none. 0: without names.
+struct AnnouncedEnd {
+  uint32_t least = 0;
+  uint32_t most = 0;
+};
+
 // Names of the tokens of one sequence. Lists its steps in the index while they are stored.
 // Thread-safe. Its
 // lock is acquired before those of the index and of the sequence's newest snapshot.
@@ -147,9 +154,8 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   std::shared_ptr<const Snapshot> ShareStep(size_t step, const PrefixKey& key);
 
   const PrefixKey& root() const { return root_; }
-  // Returns a position that the named tokens end before or at, stored or not: content keys name
-  // whole steps, so the last tokens of a prompt may have none.
-  uint32_t named_end() const;
+  // Returns where the tokens that are named, stored or not, end.
+  AnnouncedEnd named_end() const;
   // Returns the keys of the listed steps.
   std::vector<PrefixKey> ListedKeys() const;
   // Returns the names of the listed steps.

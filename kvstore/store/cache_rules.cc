@@ -22,6 +22,13 @@ std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
   return layers;
 }
 
+// Returns whether two descriptions of a rotation may be of one model: a client that does not know the
+// layout of pairs leaves it open.
+bool Agree(const Rope& a, const Rope& b) {
+  const bool same_layout = a.layout == b.layout || a.layout == 0 || b.layout == 0;
+  return same_layout && a.theta == b.theta && a.rotary_dim == b.rotary_dim;
+}
+
 }  // namespace
 
 std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
@@ -45,7 +52,7 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
     if (x.dtype != y.dtype) return prefix + "dtype";
     if (x.scale() != y.scale()) return prefix + "softmax_scale";
     if (x.softcap != y.softcap) return prefix + "softcap";
-    if (x.rope != y.rope) return prefix + "rope";
+    if (!Agree(x.rope, y.rope)) return prefix + "rope";
     if (x.window_tokens != y.window_tokens) return prefix + "window_tokens";
   }
   return {};
@@ -66,7 +73,7 @@ std::string FindIncompatibleField(const CacheSpec& a, const CacheSpec& b) {
       if (x.group->dtype != y.group->dtype) return group + "dtype";
       if (x.group->scale() != y.group->scale()) return group + "softmax_scale";
       if (x.group->softcap != y.group->softcap) return group + "softcap";
-      if (x.group->rope != y.group->rope) return group + "rope";
+      if (!Agree(x.group->rope, y.group->rope)) return group + "rope";
       const uint32_t a_begin = a.rank.kv_head_begin;
       const uint32_t b_begin = b.rank.kv_head_begin;
       if (a_begin < b_begin + y.group->kv_heads && b_begin < a_begin + x.group->kv_heads) {

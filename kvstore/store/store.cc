@@ -389,9 +389,8 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::s
                                                                           uint64_t sequence_id) {
   ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
   ASSIGN_OR_RETURN(auto lease, WriteLease::Acquire(found.sequence));
-  const uint32_t expected_end = found.names == nullptr ? 0 : found.names->named_end();
-  return kvstore::BeginIngest(found.cache, std::move(lease), HasLiveIndex(sequence_id),
-                              expected_end);
+  const AnnouncedEnd announced = found.names == nullptr ? AnnouncedEnd{} : found.names->named_end();
+  return kvstore::BeginIngest(found.cache, std::move(lease), HasLiveIndex(sequence_id), announced);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t sequence_id,

@@ -53,7 +53,7 @@ struct StoreParts {
     const Floats keys = RandomFloats(random, {end - begin, group.kv_heads, group.key_dim});
     const Floats values = RandomFloats(random, {end - begin, group.kv_heads, group.value_dim});
     auto ingest = BeginIngest(cache, *WriteLease::Acquire(stored->sequence),
-                              /*has_live_index=*/false, /*expected_end=*/0);
+                              /*has_live_index=*/false, /*announced=*/{});
     ASSERT_TRUE(ingest.ok()) << ingest.status();
     ASSERT_TRUE(
         (*ingest)->Write(begin, {.layer = 0, .keys = keys.view(), .values = values.view()}).ok());

@@ -284,7 +284,7 @@ typedef struct pqc_layer_group {
   pqc_dtype dtype;        /* format of the stored rows */
   float softmax_scale;    /* factor of the logits; 0 = 1 / sqrt(key_dim) */
   float softcap;          /* logits become softcap * tanh(logits / softcap); 0 = none */
-  pqc_rope_layout rope_layout;
+  pqc_rope_layout rope_layout; /* PQC_ROPE_UNKNOWN also joins a cache with another layout */
   double rope_theta;
   uint32_t rotary_dim;        /* rotated dims of a key */
   uint32_t values_alias_keys; /* must be 0 in this version */
@@ -398,7 +398,8 @@ typedef struct pqc_sequence_options {
   size_t struct_size;
   /* Token ids of the prompt, as far as known, at most 2^22. The sequence begins with their longest
    * stored prefix, in steps of 128 tokens, and later sequences may share the rows that it stores
-   * under them. The prefill takes no more memory than these tokens need. */
+   * under them. The memory of a prefill is that of its tokens (1,152 at least with the sidecar's
+   * defaults), not that of whole segments. */
   const uint32_t* token_ids;
   uint64_t token_id_count;
   const void* extra_key; /* further identity of the prefix (images, adapters): at most 256 bytes */
@@ -487,8 +488,8 @@ typedef struct pqc_admission {
 
 /* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
  * found) and `output_token_count` expected tokens fits, with the default index of the handle. The
- * answer is computed as allocation would do it for a prompt whose token ids are known when its rows
- * arrive (pqc_sequence_options). A prompt without them takes whole segments (segment_tokens of the
+ * answer is computed as allocation would do it for a prompt whose token ids are known before its
+ * rows arrive (pqc_sequence_options). A prompt without them takes whole segments (segment_tokens of the
  * sidecar) where the pool has room, and up to tail_tokens + 128 tokens more than the answer where
  * it has not. Nothing is reserved, so a later call may still be refused.
  *

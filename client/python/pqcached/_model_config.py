@@ -9,19 +9,22 @@ import os
 import pathlib
 from typing import Any, List, Mapping, Optional, Union
 
+from ._arguments import text
 from ._enums import DType, LayerKind, RopeLayout
+from ._errors import InvalidArgument
 from ._library import check, clear_error_text, library
 from ._options import LayerGroup
 
 
 def groups_of(config: Union[str, "os.PathLike[str]", Mapping[str, Any], Any], *,
-              dtype: Optional[DType] = None) -> List[LayerGroup]:
+              dtype: Optional[DType] = None, rpc_library_path: str = "") -> List[LayerGroup]:
     """Returns the layer groups of a model, for Client.open_cache: first the layers with full
     attention, which are selected, then those with a sliding window. Layers without attention (linear
     attention, convolutions) are in no group.
 
     config: the path of the model's config.json, its parsed content, or a configuration object of
     Transformers. dtype: of the stored rows; by default the model's (float32 is stored as float16).
+    rpc_library_path: as that of Client.
 
     Raises InvalidArgument for a field that is missing, or that pqcached cannot serve (latent
     attention, unknown kinds of layers), and names it (pqc_model_read).
@@ -29,7 +32,9 @@ def groups_of(config: Union[str, "os.PathLike[str]", Mapping[str, Any], Any], *,
     loaded = library()
     model = ctypes.c_void_p()
     clear_error_text()
-    check(loaded.pqc_model_read(_content_of(config).encode(), None, ctypes.byref(model)))
+    content = _content_of(config, replaces_dtype=dtype is not None)
+    path = text("rpc_library_path", rpc_library_path) or None
+    check(loaded.pqc_model_read(content.encode(), path, ctypes.byref(model)))
     try:
         count = ctypes.c_uint32()
         groups = loaded.pqc_model_groups(model, ctypes.byref(count))
@@ -39,11 +44,22 @@ def groups_of(config: Union[str, "os.PathLike[str]", Mapping[str, Any], Any], *,
     return read if dtype is None else [dataclasses.replace(group, dtype=dtype) for group in read]
 
 
-def _content_of(config: Any) -> str:
+def _content_of(config: Any, *, replaces_dtype: bool) -> str:
+    """The JSON of the configuration, with a dtype that can be read where another one will replace it."""
     if isinstance(config, (str, os.PathLike)):
-        return pathlib.Path(config).read_text(encoding="utf-8")
-    fields = config if isinstance(config, Mapping) else config.to_dict()
-    return json.dumps(dict(fields), default=str)  # the text of a torch.dtype
+        content = pathlib.Path(config).read_text(encoding="utf-8")
+        if "\0" in content:
+            raise InvalidArgument.about("config", "has a zero byte")
+        if not replaces_dtype:
+            return content
+        config = json.loads(content)
+    fields = dict(config if isinstance(config, Mapping) else config.to_dict())
+    if replaces_dtype:
+        for part in (fields, fields.get("text_config")):
+            if isinstance(part, dict):
+                part.pop("torch_dtype", None)
+                part["dtype"] = "float16"
+    return json.dumps(fields, default=str)  # the text of a torch.dtype
 
 
 def _group_of(group: Any) -> LayerGroup:

@@ -53,27 +53,42 @@ class ModelConfigTest(unittest.TestCase):
 
     def test_the_layout_of_rotary_pairs_is_that_of_the_model_type(self):
         layouts = pqcached.RopeLayout
-        for config, layout in (({**LLAMA, "model_type": "llama"}, layouts.HALF), ({**LLAMA, "model_type": "cohere2"}, layouts.INTERLEAVED),
+        for config, layout in (({**LLAMA, "model_type": "llama"}, layouts.HALF), ({**LLAMA, "model_type": "cohere"}, layouts.INTERLEAVED),
+                               ({**LLAMA, "model_type": "cohere2"}, layouts.NONE),
                                ({**LLAMA, "rope_theta": None}, layouts.UNKNOWN)):
             group, = pqcached.groups_of(config)
             self.assertEqual(group.rope_layout, layout)
-        # Parameters for each kind of layers: those of full attention count.
+        # Parameters for each kind of layers.
         each = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-        group, = pqcached.groups_of({**LLAMA, "rope_parameters": each})
-        self.assertEqual((group.rope_theta, group.rotary_dim), (1e6, 128))
+        full, window = pqcached.groups_of({**LLAMA, "rope_parameters": each, "sliding_window": 512,
+                                           "layer_types": ["full_attention", "sliding_attention"] * 2})
+        self.assertEqual((full.rope_theta, window.rope_theta, full.rotary_dim), (1e6, 1e4, 128))
 
     def test_a_text_that_is_no_json_object_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "config.json"
-            for text in ("", "[1]", "{", '{"a": NaN}', "7", "\0"):
+            for text in ("", "[1]", "{", '{"a": NaNa}', "7", "\0{}", json.dumps(LLAMA) + "\0"):
                 path.write_text(text)
                 with self.subTest(text=text), self.assertRaises(pqcached.InvalidArgument) as raised:
                     pqcached.groups_of(path)
                 self.assertEqual(raised.exception.field, "config")
 
+    def test_numbers_that_json_lacks_are_read_as_missing(self):
+        groups = pqcached.groups_of(LLAMA)
+        for value in (float("inf"), float("nan"), [0.0, float("-inf")]):
+            self.assertEqual(pqcached.groups_of({**LLAMA, "time_step_limit": value}), groups)
+        self.assertEqual(pqcached.groups_of({**LLAMA, "note": 'a "NaN" \\', "more": "NaN"}), groups)
+
+    def test_a_dtype_that_is_given_replaces_any_other(self):
+        for config in ({**LLAMA, "torch_dtype": "float8"}, {"text_config": {**LLAMA, "dtype": "auto"}}):
+            group, = pqcached.groups_of(config, dtype=pqcached.DType.BF16)
+            self.assertEqual(group.dtype, pqcached.DType.BF16)
+
     def test_a_window_that_is_switched_off_is_none(self):
         group, = pqcached.groups_of({**LLAMA, "sliding_window": 4096, "use_sliding_window": False})
         self.assertEqual((group.kind, group.window_tokens), (pqcached.LayerKind.SELECTED, 0))
+        group, = pqcached.groups_of({**LLAMA, "sliding_window": 4096, "use_sliding_window": None})
+        self.assertEqual(group.kind, pqcached.LayerKind.SELECTED)
 
     def test_what_cannot_be_served_is_named(self):
         def without(name):
@@ -86,6 +101,11 @@ class ModelConfigTest(unittest.TestCase):
                               ({**LLAMA, "num_hidden_layers": 2.5}, "config.num_hidden_layers"),
                               ({**LLAMA, "num_hidden_layers": 1025}, "config.num_hidden_layers"),
                               ({**LLAMA, "num_key_value_heads": -1}, "config.num_key_value_heads"),
+                              ({**LLAMA, "attn_logit_softcapping": "50"}, "config.attn_logit_softcapping"),
+                              ({**LLAMA, "kv_lora_rank": "512"}, "config.kv_lora_rank"),
+                              ({**LLAMA, "dtype": 5}, "config.dtype"),
+                              ({**LLAMA, "partial_rotary_factor": 1e300}, "config.partial_rotary_factor"),
+                              ({**LLAMA, "hidden_size": 16}, "config.hidden_size"),
                               ({**LLAMA, "torch_dtype": "float8"}, "config.dtype"),
                               ({**LLAMA, "kv_lora_rank": 512}, "config.kv_lora_rank"),
                               ({**LLAMA, "sliding_window": 4096}, "config.layer_types"),

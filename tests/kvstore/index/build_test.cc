@@ -345,7 +345,7 @@ struct BareSequence {
     const Floats keys = RandomFloats(random, {tokens, 2, 32});
     const Floats values = RandomFloats(random, {tokens, 2, 40});
     auto ingest = BeginIngest(cache, *WriteLease::Acquire(sequence), /*has_live_index=*/false,
-                              /*expected_end=*/0);
+                              /*announced=*/{});
     EXPECT_TRUE(ingest.ok()) << ingest.status();
     EXPECT_TRUE(
         (*ingest)->Write(0, {.layer = 0, .keys = keys.view(), .values = values.view()}).ok());

@@ -85,6 +85,39 @@ TEST_F(PrefillSegments, AreLongWhenTheEndIsUnknown) {
   ExpectContent(*shared_.store, more, shared_.group, ContentOf(ids));
 }
 
+TEST_F(PrefillSegments, AreLongWhenTheTokensAreNamedPieceByPiece) {
+  const std::vector<uint32_t> ids = Prompt(1, 900);
+  const uint64_t id = Create({.session = "session"});
+  for (uint32_t begin = 0; begin < 900; begin += 100) {
+    const auto named =
+        shared_.store->NameTokens(kTenant, id, begin, {std::span(ids).subspan(begin, 100)});
+    ASSERT_TRUE(named.ok()) << named;
+    Ingest(id, ContentOf(ids), begin, begin + 100);
+  }
+  EXPECT_THAT(Capacities(id), ElementsAre(256, 1024));
+}
+
+TEST_F(PrefillSegments, OfANamedPromptThatDoesNotFitHoldNothing) {
+  PressureStore small(4, Options());  // 512 slots
+  const uint64_t id = small.Create(Prompt(1, 1000)).sequence_id;
+  const Content content = ContentOf(Prompt(1, 1000));
+  const auto refused =
+      IngestContent(*small.store, id, small.group, 0, std::span(content).first(100));
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(small.used_bytes(), 0u);
+}
+
+TEST_F(PrefillSegments, OfContentKeysFitWhereWholeStepsFit) {
+  PressureStore small(4, Options());
+  const auto created = small.store->CreateSequence(
+      kTenant, small.cache_id, {.session = "session", .content_keys = std::vector<ContentKey>(4)});
+  ASSERT_TRUE(created.ok()) << created.status();
+  const Content content = ContentOf(Prompt(1, 512));
+  const auto count = IngestContent(*small.store, created->sequence_id, small.group, 0, content);
+  ASSERT_TRUE(count.ok()) << count.status();
+  EXPECT_THAT(small.Describe(created->sequence_id).segments.size(), 1u);
+}
+
 TEST_F(PrefillSegments, TheTokensBehindASharedPrefixGetTheirOwn) {
   shared_.Serve(Prompt(1, 512));
   const uint64_t id = shared_.Fill(Prompt(1, 900, /*common=*/512, /*member=*/1));

@@ -86,6 +86,19 @@ TEST(Caches, WithAnotherSpecAreRefused) {
                 "layer_groups[0].key_dim", kNoRetry);
 }
 
+// A client of an earlier version does not say how the pairs of its rotary keys lie.
+TEST(Caches, MayLeaveTheLayoutOfRotaryPairsOpen) {
+  World world{SmallOptions()};
+  CacheSpec spec = Spec("a");
+  spec.groups[0].rope = {.layout = 2, .theta = 1e4, .rotary_dim = 32};
+  ASSERT_TRUE(world.caches.Open("t", spec, "session").ok());
+  spec.groups[0].rope.layout = 0;
+  EXPECT_TRUE(world.caches.Open("t", spec, "session").ok());
+  spec.groups[0].rope.layout = 3;
+  ExpectRefused(world.caches.Open("t", spec, "session").status(), StatusCode::kFailedPrecondition,
+                "layer_groups[0].rope", kNoRetry);
+}
+
 TEST(Caches, AreFoundByTheirTenantOnly) {
   World world(SmallOptions());
   const uint64_t id = world.caches.Open("a", Spec("x"), "session")->cache->cache_id;

@@ -22,8 +22,8 @@ std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
   return layers;
 }
 
-// Returns whether two descriptions of a rotation may be of one model: a client that does not know the
-// layout of pairs leaves it open.
+// Returns whether two descriptions of a rotation may be of one model: a client that does not know
+// the layout of pairs leaves it open.
 bool Agree(const Rope& a, const Rope& b) {
   const bool same_layout = a.layout == b.layout || a.layout == 0 || b.layout == 0;
   return same_layout && a.theta == b.theta && a.rotary_dim == b.rotary_dim;

@@ -489,9 +489,9 @@ typedef struct pqc_admission {
 /* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
  * found) and `output_token_count` expected tokens fits, with the default index of the handle. The
  * answer is computed as allocation would do it for a prompt whose token ids are known before its
- * rows arrive (pqc_sequence_options). A prompt without them takes whole segments (segment_tokens of the
- * sidecar) where the pool has room, and up to tail_tokens + 128 tokens more than the answer where
- * it has not. Nothing is reserved, so a later call may still be refused.
+ * rows arrive (pqc_sequence_options). A prompt without them takes whole segments (segment_tokens of
+ * the sidecar) where the pool has room, and up to tail_tokens + 128 tokens more than the answer
+ * where it has not. Nothing is reserved, so a later call may still be refused.
  *
  * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
  *         PQC_UNAVAILABLE   also while the sidecar is draining */

@@ -425,7 +425,8 @@ Status StepTables::ExtendCodes(const Place& place, Described& described) {
     if (begin >= end) continue;
     const StepSegment& segment = place.from.segments[index];
     span.planes = segment.planes;
-    span.codebook = {segment.centroids, segment.codebook_generation, span.first_position};
+    span.codebook = {segment.centroids, segment.codebook_generation, span.first_position,
+                     segment.paired_dims};
     if (described.codebooks.empty() || described.codebooks.back().centroids != segment.centroids ||
         described.codebooks.back().codebook_generation != segment.codebook_generation) {
       if (described.codebooks.size() >= options_.codebook_capacity) {
@@ -583,7 +584,8 @@ Status StepTables::WriteChunks(const Place& place, const Described& described) {
     for (uint32_t i = 0; i < table_count; ++i) {
       host.tasks[first_table + i] = {
           .queries = lane_queries_ + lane * lane_floats,
-          .centroids = device.centroids + size_t{first_table + i} * codebook_floats_};
+          .centroids = device.centroids + size_t{first_table + i} * codebook_floats_,
+          .paired_dims = described.codebooks[i].paired_dims};
     }
     host.select_lanes[lane] = {.chunk_begin = first_chunk,
                                .chunk_end = next,

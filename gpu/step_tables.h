@@ -106,6 +106,7 @@ class StepTables {
     const float* centroids = nullptr;
     uint32_t codebook_generation = 0;
     uint32_t first_position = 0;
+    uint32_t paired_dims = 0;
     friend bool operator==(const Codebook&, const Codebook&) = default;
   };
   struct Span {

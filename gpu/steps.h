@@ -32,7 +32,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 13;
+inline constexpr uint32_t kStepsVersion = 14;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // Tokens of an item, stored or not, whose rows Begin takes from the host for Decode.
@@ -72,7 +72,9 @@ struct StepsOptions {
   uint32_t kv_heads = 0;
   uint32_t group_size = 0;
   float scale = 1.0f;
-  kernels::PqGeometry geometry;    // geometry of the index; of no meaning where no layer has one
+  // Geometry of the index, of no meaning where no layer has one. Codebooks have their own
+  // paired_dims.
+  kernels::PqGeometry geometry;
   uint32_t sequence_capacity = 0;  // seats
   uint32_t token_capacity = 0;     // tokens of the longest sequence
   uint32_t selected_capacity = 0;  // largest k
@@ -97,6 +99,7 @@ struct StepSegment {
   const float* centroids = nullptr;  // centroids of kv head 0
   size_t centroids_head_stride = 0;  // in bytes
   uint32_t codebook_generation = 0;  // with the address it identifies the codebook
+  uint32_t paired_dims = 0;          // of the codebook's geometry
 };
 
 struct StepRange {

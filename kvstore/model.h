@@ -23,10 +23,11 @@ namespace pqcached::kvstore {
 inline constexpr size_t kMaxNameBytes = 128;
 inline constexpr size_t kMaxFingerprintBytes = 256;
 
-// Rotary position embedding of the keys. Part of a cache's identity; this version's indexes do not
-// use it.
+// Rotary position embedding of the keys. Part of a cache's identity. Sub-spaces of pq indexes keep
+// the pairs of layout kHalf together.
 struct Rope {
-  uint8_t layout = 0;  // numbered as in the proto
+  static constexpr uint8_t kHalf = 2;  // pairs (i, i + rotary_dim / 2)
+  uint8_t layout = 0;                  // numbered as in the proto
   double theta = 0;
   uint32_t rotary_dim = 0;
   friend bool operator==(const Rope&, const Rope&) = default;
@@ -94,8 +95,8 @@ CacheSpec ResolveCapacity(CacheSpec spec, size_t most_bytes);
 // Checks every field. Errors: kInvalidArgument or kUnimplemented; the message names the field and
 // the limit.
 absl::Status ValidateCacheSpec(const CacheSpec& spec);
-// Checks an index descriptor. Errors: kInvalidArgument (m or b is out of range, or m does not
-// divide key_dim), naming `field`.
+// Checks an index descriptor. Errors: kInvalidArgument (m, b or the layout is out of range, or m
+// does not divide key_dim), naming `field`.
 absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::string_view field);
 
 // Tensor that is borrowed from the caller. Strides are in elements.

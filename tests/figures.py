@@ -27,12 +27,13 @@ KEYS = ["area", "name", "value", "unit", "better", "goal", "against", "samples",
 PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
 
 # What tests/figures.sh measures.
-RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "recovery", "gpu"]
+RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "systems", "recovery", "gpu"]
 # Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
 AREAS = {
     "house": "Prose and size of the tree",
     "quality": "Answers of the trained model with its KV in the sidecar",
     "judge": "Selections compared with exact top-k: answers and captured vectors",
+    "systems": "What methods of other systems gain in this one",
     "quickstart": "The report of deploy/quickstart.sh",
     "kernels": "Kernels against their limits",
     "kernels by hand": "Kernels, measured by hand",

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "client/abi/sequence_handles.h"
+#include "client/base/arguments.h"
 #include "client/base/call_log.h"
 #include "client/base/deadline.h"
 #include "client/base/error.h"
@@ -36,7 +37,7 @@ pqc_status Attach(pqc_cache* cache, uint64_t sequence_id, pqc_sequence** sequenc
   if (status != PQC_OK) return Fail(status, error);  // the sidecar names it as this call does
   Adopt(sequence_id, tokens, *attached);
   if (live_index.kind == PQC_INDEX_PQ) {
-    attached->state->live_index = {kvstore::IndexKind::kPq, live_index.subspaces, live_index.bits};
+    attached->state->live_index = ToDescriptor(live_index);
     attached->state->OpenPrefill();
   }
   if (token_count) *token_count = tokens;

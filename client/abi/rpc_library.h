@@ -6,9 +6,9 @@
 
 namespace pqcached::client {
 
-// Sets *entry to the library's entry; `field` names the path in errors. The library stays loaded forever, because gRPC's threads may
-// outlive their channels. A null `path` searches the directory of this library, then the loader's
-// search path.
+// Sets *entry to the library's entry; `field` names the path in errors. The library stays loaded
+// forever, because gRPC's threads may outlive their channels. A null `path` searches the directory
+// of this library, then the loader's search path.
 //
 // Errors: PQC_FAILED_PRECONDITION  the library cannot be loaded, or is older or newer than this one
 //                                  works with

@@ -77,8 +77,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
   }
   Adopt(id, tokens, *created);
   if (options.has_live_index) {
-    created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,
-                                  options.index.bits};
+    created->state->live_index = ToDescriptor(options.index);
     created->state->OpenPrefill();  // also for a prefix that it shares
   }
   if (token_count) *token_count = tokens;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "kernels/base/status_macros.h"
 
@@ -144,15 +145,24 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
                 "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ or PQC_INDEX_FLAT", kind);
   }
-  for (const uint32_t word : index.reserved) {
-    if (word) return Unimplemented(name, "reserved");
+  for (size_t word = 0; word < std::size(index.reserved); ++word) {
+    if (word != PQC_INDEX_LAYOUT && index.reserved[word]) return Unimplemented(name, "reserved");
   }
-  if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits)) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                FieldPath::Of("%s.%s", name, index.subspaces ? "subspaces" : "bits"),
-                "only for PQC_INDEX_PQ");
+  const uint32_t layout = index.reserved[PQC_INDEX_LAYOUT];
+  if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits || layout)) {
+    const char* const field = index.subspaces ? "subspaces" : index.bits ? "bits" : "layout";
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.%s", name, field), "only for PQC_INDEX_PQ");
+  }
+  if (layout > PQC_SUBSPACES_CONTIGUOUS) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.layout", name),
+                "%u, must be PQC_SUBSPACES_PAIRS or PQC_SUBSPACES_CONTIGUOUS", layout);
   }
   return PQC_OK;
+}
+
+kvstore::IndexDescriptor ToDescriptor(const pqc_index& index) {
+  return {kvstore::IndexKind::kPq, index.subspaces, index.bits,
+          static_cast<kvstore::SubspaceLayout>(index.reserved[PQC_INDEX_LAYOUT])};
 }
 
 pqc_status ReadIndex(const pqc_index& index, const char* name,
@@ -163,7 +173,7 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
       *to = default_index;
       break;
     case PQC_INDEX_PQ:
-      *to = {kvstore::IndexKind::kPq, index.subspaces, index.bits};
+      *to = ToDescriptor(index);
       break;
     case PQC_INDEX_FLAT:
       *to = {};
@@ -178,6 +188,7 @@ pqc_index ToIndex(const kvstore::IndexDescriptor& index) {
   to.kind = is_pq ? PQC_INDEX_PQ : PQC_INDEX_FLAT;
   to.subspaces = is_pq ? index.subspace_count : 0;
   to.bits = is_pq ? index.bits : 0;
+  to.reserved[PQC_INDEX_LAYOUT] = static_cast<uint32_t>(index.layout);
   return to;
 }
 

@@ -85,6 +85,8 @@ pqc_status CheckIndex(const pqc_index& index, const char* name);
 // Reads an index; PQC_INDEX_DEFAULT is `default_index`.
 pqc_status ReadIndex(const pqc_index& index, const char* name,
                      const kvstore::IndexDescriptor& default_index, kvstore::IndexDescriptor* to);
+// Converts an index of kind pq that was checked.
+kvstore::IndexDescriptor ToDescriptor(const pqc_index& index);
 // Returns the struct of the C ABI for an index.
 pqc_index ToIndex(const kvstore::IndexDescriptor& index);
 

@@ -18,6 +18,7 @@ constexpr HeaderName kSameInAllCalls[] = {
     {"selection.token_ratio", "selection.ratio"},
     {"pq.subspaces", "subspaces"},
     {"pq.bits", "bits"},
+    {"pq.layout", "layout"},
     {"index.flat", "index"},
 };
 

@@ -120,7 +120,8 @@ uint64_t Number(const Json& value) {
 std::string IndexName(const Json& index_spec) {
   if (index_spec.contains("pq")) {
     const Json& pq = index_spec.at("pq");
-    return "pq m=" + Count(pq.at("subspaces")) + " b=" + Count(pq.at("bits"));
+    return "pq m=" + Count(pq.at("subspaces")) + " b=" + Count(pq.at("bits")) +
+           (pq.value("layout", "") == "LAYOUT_CONTIGUOUS" ? " contiguous" : "");
   }
   return index_spec.contains("flat") ? "flat" : "default";
 }

@@ -10,6 +10,7 @@
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/layer_view.h"
+#include "kvstore/read/reader.h"
 #include "kvstore/read/resolve.h"
 
 namespace pqcached::client {
@@ -27,6 +28,7 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   segment.centroids = kvstore::Centroids(*from.codebook, 0).data();
   segment.centroids_head_stride = from.codebook->head_stride_bytes;
   segment.codebook_generation = from.codebook->codebook_generation;
+  segment.paired_dims = from.codebook->paired_dims;
   return segment;
 }
 
@@ -176,9 +178,8 @@ pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
                 "%g, must be 0 or 1 in steps of a GPU", double{step.selection.rerank_factor});
   }
   if (step.has_selection && step.cache->has_indexed_layers && step.selection.index != gpu.index) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
-                "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,
-                gpu.index.bits);
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection.index", "must be that of pqc_gpu_open, %s",
+                kvstore::NameOf(gpu.index).c_str());
   }
   const uint32_t length = step.items.front().query_length;
   for (size_t i = 1; i < step.items.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client/base/error.h"
+#include "kvstore/read/reader.h"
 
 namespace pqcached::client {
 
@@ -48,8 +49,8 @@ pqc_status Image::FindIndex(const kvstore::IndexDescriptor& index, uint32_t* ind
       return PQC_OK;
     }
   }
-  return Fail(PQC_FAILED_PRECONDITION, "", "the sequence has no index pq m=%u b=%u: build it",
-              index.subspace_count, index.bits);
+  return Fail(PQC_FAILED_PRECONDITION, "", "the sequence has no index %s: build it",
+              kvstore::NameOf(index).c_str());
 }
 
 uint32_t Image::CodedTokens(uint32_t layer, uint32_t index_slot) const {

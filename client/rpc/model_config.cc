@@ -150,7 +150,7 @@ std::vector<pqc_layer_kind> KindsOf(const Struct& fields) {
   }
   const Value* types = Find(fields, "layer_types");
   if (types == nullptr) {
-    // Which layers have the window is in the model's code where several kinds alternate.
+    // Where several kinds alternate, the model's code says which layers have the window.
     const auto use = fields.fields().find("use_sliding_window");
     const bool is_on = use == fields.fields().end() || use->second.bool_value();
     if (NumberOf(fields, "sliding_window") > 0 && is_on) {

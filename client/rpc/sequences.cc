@@ -282,6 +282,7 @@ pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint
       live_index->kind = PQC_INDEX_PQ;
       live_index->subspaces = index.pq().subspaces();
       live_index->bits = index.pq().bits();
+      live_index->reserved[PQC_INDEX_LAYOUT] = static_cast<uint32_t>(index.pq().layout());
     }
     return status;
   });

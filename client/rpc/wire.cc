@@ -57,6 +57,8 @@ bool ToWire(const pqc_index& index, v1::IndexSpec* spec) {
   if (index.kind == PQC_INDEX_PQ) {
     spec->mutable_pq()->set_subspaces(index.subspaces);
     spec->mutable_pq()->set_bits(index.bits);
+    spec->mutable_pq()->set_layout(
+        static_cast<v1::PqIndex::Layout>(index.reserved[PQC_INDEX_LAYOUT]));
   } else if (index.kind == PQC_INDEX_FLAT) {
     spec->mutable_flat();
   }

@@ -18,6 +18,8 @@ struct SampleLoadArgs {
   size_t row_stride = 0;            // bytes
   uint32_t row_count = 0;
   uint32_t dim = 0;
+  // Bytes from the first half of a row's numbers to the second half; 0: a row is contiguous.
+  size_t pair_offset_bytes = 0;
   DType sample_type = DType::kF32;  // fp32 or bf16
   std::byte* samples = nullptr;     // [row_count, dim] of sample_type, any alignment
 };

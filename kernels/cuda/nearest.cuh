@@ -41,6 +41,7 @@ struct NearestTask {
   uint32_t dim;
   const float* centroids;  // [centroid_count, dim]
   uint32_t centroid_count;
+  uint32_t gap = 0;  // numbers of a row between the halves of `dim`; 0: the sub-space is contiguous
 };
 
 // Computes codes, best_scores and sample_norms of the rows in shared memory. All threads of the
@@ -61,7 +62,8 @@ __device__ inline void FindNearest(const NearestTask& task, NearestShared& share
         const uint32_t row = i / kTileDims;
         shared.samples[i % kTileDims][row] =
             d < task.dim && row < task.row_count
-                ? LoadFloat(task.dtype, task.rows + row * task.row_stride_bytes, d)
+                ? LoadFloat(task.dtype, task.rows + row * task.row_stride_bytes,
+                            d < task.dim / 2 ? d : d + task.gap)
                 : 0.0f;
       }
       for (uint32_t i = threadIdx.x; i < kTileDims * kTileCentroids; i += kNearestThreads) {

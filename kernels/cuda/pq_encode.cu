@@ -21,11 +21,14 @@ __global__ void PqEncodeKernel(PqEncodeArgs args) {
   for (uint32_t i = 0; i < per_plane; ++i) {
     const uint32_t subspace = plane * per_plane + i;
     const size_t offset = size_t{subspace} * dim;
-    FindNearest({args.dtype,
-                 task.rows + first_row * args.row_stride_bytes + offset * ElementBytes(args.dtype),
-                 args.row_stride_bytes, row_count, dim,
-                 task.centroids + (offset << args.geometry.bits), CentroidCount(args.geometry)},
-                shared);
+    const uint32_t pair_offset = PairOffset(args.geometry, subspace);
+    FindNearest(
+        {args.dtype,
+         task.rows + first_row * args.row_stride_bytes +
+             DimOf(args.geometry, subspace, 0) * ElementBytes(args.dtype),
+         args.row_stride_bytes, row_count, dim, task.centroids + (offset << args.geometry.bits),
+         CentroidCount(args.geometry), pair_offset == 0 ? 0 : pair_offset - dim / 2},
+        shared);
     if (threadIdx.x < kTileRows) byte |= shared.codes[threadIdx.x] << i * 4;
   }
   if (threadIdx.x < row_count) {

@@ -1,12 +1,16 @@
 // PqGeometry defines how product quantization converts keys to codes, and the layout of codes and
 // centroids.
 //
-// A key of `key_dim` numbers is cut into `subspace_count` sub-spaces of key_dim / subspace_count
-// numbers; the *code* of a key in a sub-space is the index of the nearest of 2^bits centroids
-// there. Codes of consecutive *slots* (tokens) are stored in *planes*: one byte per slot and
-// sub-space, except that with bits == 4 and an even subspace_count plane p contains sub-space 2p in
-// the low and sub-space 2p + 1 in the high nibble of its bytes. A *cell* is one combination of
-// codes; cells are defined only if subspace_count * bits <= 12.
+// A key of `key_dim` numbers is cut into `subspace_count` sub-spaces of s = key_dim /
+// subspace_count numbers. They are contiguous, except that a sub-space j with j * s < paired_dims
+// keeps pairs of dims (i, i + paired_dims / 2) together, as rotary embeddings make them: it
+// consists of the s / 2 dims from j * s / 2 on, and of their partners behind these (DimOf).
+//
+// The *code* of a key in a sub-space is the index of the nearest of 2^bits centroids there. Codes
+// of consecutive *slots* (tokens) are stored in *planes*: one byte per slot and sub-space, except
+// that with bits == 4 and an even subspace_count plane p contains sub-space 2p in the low and
+// sub-space 2p + 1 in the high nibble of its bytes. A *cell* is one combination of codes; cells
+// are defined only if subspace_count * bits <= 12.
 #ifndef PQCACHED_KERNELS_SELECT_PQ_H_
 #define PQCACHED_KERNELS_SELECT_PQ_H_
 
@@ -19,18 +23,47 @@ struct PqGeometry {
   uint32_t key_dim = 0;         // a multiple of subspace_count
   uint32_t subspace_count = 0;  // 1, 2, 4, 8 or 16
   uint32_t bits = 0;            // bits per code, 4 to 8
+  uint32_t paired_dims = 0;     // 0: all sub-spaces are contiguous; else PairedDims of it
 };
 
 inline constexpr uint32_t kPlaneAlignment = 128;  // plane strides are multiples of it
 inline constexpr uint32_t kMaxCellBits = 12;
 
+constexpr uint32_t SubspaceDim(const PqGeometry& g) { return g.key_dim / g.subspace_count; }
+
+// Returns paired_dims for keys whose first `rotary_dim` dims are pairs (i, i + rotary_dim / 2): all
+// of these dims, or 0 where one sub-space contains them anyway or sub-spaces cannot be cut from
+// whole pairs.
+//
+// REQUIRES: subspace_count divides key_dim.
+constexpr uint32_t PairedDims(const PqGeometry& g, uint32_t rotary_dim) {
+  const uint32_t dim = SubspaceDim(g);
+  const bool fits = dim > 0 && dim % 2 == 0 && rotary_dim % dim == 0 && rotary_dim > dim &&
+                    rotary_dim <= g.key_dim;
+  return fits ? rotary_dim : 0;
+}
+
 constexpr bool IsValid(const PqGeometry& g) {
   const uint32_t m = g.subspace_count;
   return (m == 1 || m == 2 || m == 4 || m == 8 || m == 16) && g.bits >= 4 && g.bits <= 8 &&
-         g.key_dim > 0 && g.key_dim % m == 0;
+         g.key_dim > 0 && g.key_dim % m == 0 && PairedDims(g, g.paired_dims) == g.paired_dims;
 }
 
-constexpr uint32_t SubspaceDim(const PqGeometry& g) { return g.key_dim / g.subspace_count; }
+// Returns the distance between the halves of a sub-space that keeps pairs together; 0 for a
+// contiguous one.
+constexpr uint32_t PairOffset(const PqGeometry& g, uint32_t subspace) {
+  return subspace * SubspaceDim(g) < g.paired_dims ? g.paired_dims / 2 : 0;
+}
+
+// Returns the dim of a key that is number `i` of a sub-space.
+constexpr uint32_t DimOf(const PqGeometry& g, uint32_t subspace, uint32_t i) {
+  const uint32_t dim = SubspaceDim(g);
+  const uint32_t half = dim / 2;
+  const uint32_t offset = PairOffset(g, subspace);
+  if (offset == 0) return subspace * dim + i;
+  return subspace * half + (i < half ? i : offset + i - half);
+}
+
 constexpr uint32_t CentroidCount(const PqGeometry& g) { return 1u << g.bits; }
 
 // Returns the number of floats of one codebook, [subspace_count, 2^bits, key_dim / subspace_count].

@@ -1,5 +1,7 @@
 #include "kernels/select/pq_table.h"
 
+#include <algorithm>
+
 #include "kernels/base/check.h"
 #include "kernels/select/pq_table_task.h"
 
@@ -17,11 +19,12 @@ void BuildTablesReference(const BuildTablesArgs& args) {
     for (uint32_t subspace = 0; subspace < args.geometry.subspace_count; ++subspace) {
       for (uint32_t code = 0; code < centroid_count; ++code) {
         float sum = 0.0f;
-        for (uint32_t i = 0; i < dim; ++i) sum += query[i] * centroid[i];
+        for (uint32_t i = 0; i < dim; ++i) {
+          sum += query[DimOf(args.geometry, subspace, i)] * centroid[i];
+        }
         *out++ = args.scale * sum;
         centroid += dim;
       }
-      query += dim;
     }
   }
 }
@@ -51,6 +54,32 @@ void BuildTable(const Exec& exec, const TableTask& task) {
   BuildTablePortable(task);
 }
 
+// Numbers of queries that are copied at a time: all heads of a group, except for the largest ones.
+constexpr uint32_t kCopiedNumbers = 2048;
+
+// Builds the table of a sub-space that keeps pairs together. `task.queries` are those of the first
+// half. The copies make queries as contiguous as centroids are.
+void BuildPairedTable(const Exec& exec, const TableTask& task, uint32_t pair_offset) {
+  PQC_CHECK(task.dim <= kCopiedNumbers);
+  alignas(64) float copies[kCopiedNumbers];
+  const uint32_t half = task.dim / 2;
+  const uint32_t heads_at_once = kCopiedNumbers / task.dim;
+  for (uint32_t first = 0; first < task.group_size; first += heads_at_once) {
+    TableTask part = task;
+    part.group_size = std::min(heads_at_once, task.group_size - first);
+    part.queries = copies;
+    part.query_stride = task.dim;
+    part.tables = task.tables + first * task.table_stride;
+    for (uint32_t head = 0; head < part.group_size; ++head) {
+      const float* const query = task.queries + (first + head) * task.query_stride;
+      float* const copy = copies + size_t{head} * task.dim;
+      std::copy_n(query, half, copy);
+      std::copy_n(query + pair_offset, half, copy + half);
+    }
+    BuildTable(exec, part);
+  }
+}
+
 }  // namespace
 
 void BuildTablePortable(const TableTask& task) {
@@ -72,15 +101,21 @@ void BuildTables(const Exec& exec, const BuildTablesArgs& args) {
   const PqGeometry& g = args.geometry;
   const uint32_t dim = SubspaceDim(g);
   for (uint32_t subspace = 0; subspace < g.subspace_count; ++subspace) {
-    BuildTable(exec, {.group_size = args.group_size,
-                      .queries = args.queries.data() + subspace * dim,
-                      .query_stride = g.key_dim,
-                      .scale = args.scale,
-                      .centroids = args.centroids.data() + (size_t{subspace} * dim << g.bits),
-                      .centroid_count = CentroidCount(g),
-                      .dim = dim,
-                      .tables = args.tables.data() + (size_t{subspace} << g.bits),
-                      .table_stride = TableFloats(g)});
+    const TableTask task{.group_size = args.group_size,
+                         .queries = args.queries.data() + DimOf(g, subspace, 0),
+                         .query_stride = g.key_dim,
+                         .scale = args.scale,
+                         .centroids = args.centroids.data() + (size_t{subspace} * dim << g.bits),
+                         .centroid_count = CentroidCount(g),
+                         .dim = dim,
+                         .tables = args.tables.data() + (size_t{subspace} << g.bits),
+                         .table_stride = TableFloats(g)};
+    const uint32_t pair_offset = PairOffset(g, subspace);
+    if (pair_offset == 0) {
+      BuildTable(exec, task);
+    } else {
+      BuildPairedTable(exec, task, pair_offset);
+    }
   }
 }
 

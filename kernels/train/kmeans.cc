@@ -132,6 +132,7 @@ void KMeansLoad(const Exec& exec, const KMeansLoadArgs& args) {
                      .row_stride = args.row_stride,
                      .row_count = args.row_count,
                      .dim = args.dim,
+                     .pair_offset_bytes = args.pair_offset_bytes,
                      .sample_type = args.sample_type,
                      .samples = args.samples});
 }

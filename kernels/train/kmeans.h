@@ -26,6 +26,8 @@ struct KMeansLoadArgs {
   size_t row_stride = 0;  // bytes between loaded rows (a multiple of the row stride skips rows)
   uint32_t row_count = 0;
   uint32_t dim = 0;
+  // Bytes from the first half of a sub-space to the second one (PairOffset); 0: it is contiguous.
+  size_t pair_offset_bytes = 0;
   DType sample_type = DType::kF32;  // fp32 or bf16
   std::byte* samples = nullptr;     // [row_count, dim] of sample_type, overwritten
 };

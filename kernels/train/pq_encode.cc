@@ -21,13 +21,14 @@ struct RowBlock {
 // Copies the sub-space of some rows to samples, [block.count, dim].
 void LoadBlock(const Exec& exec, const PqEncodeArgs& args, uint32_t subspace, RowBlock block,
                std::span<float> samples) {
-  const uint32_t dim = SubspaceDim(args.geometry);
-  const size_t offset_bytes = size_t{subspace} * dim * DTypeBytes(args.dtype);
+  const size_t number_bytes = DTypeBytes(args.dtype);
+  const size_t offset_bytes = DimOf(args.geometry, subspace, 0) * number_bytes;
   LoadSamples(exec, {.source_type = args.dtype,
                      .rows = args.rows + block.first * args.row_stride + offset_bytes,
                      .row_stride = args.row_stride,
                      .row_count = block.count,
-                     .dim = dim,
+                     .dim = SubspaceDim(args.geometry),
+                     .pair_offset_bytes = PairOffset(args.geometry, subspace) * number_bytes,
                      .sample_type = DType::kF32,
                      .samples = reinterpret_cast<std::byte*>(samples.data())});
 }

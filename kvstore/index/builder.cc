@@ -18,6 +18,7 @@
 #include "kvstore/index/shrink.h"
 #include "kvstore/index/training.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/reader.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -63,8 +64,7 @@ absl::Status CheckTokens(const Cache& cache, const Snapshot& base) {
 absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const BuildSpec& spec) {
   const std::vector<IndexDescriptor>& indexes = base.list->indexes;
   if (const size_t found = base.list->Find(spec.index); found < indexes.size()) {
-    const std::string name =
-        absl::StrCat("index pq m=", spec.index.subspace_count, " b=", spec.index.bits);
+    const std::string name = absl::StrCat("index ", NameOf(spec.index));
     if (base.list->index_ready(found)) {
       return AlreadyExists("index", absl::StrCat("the sequence has ", name));
     }
@@ -350,7 +350,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   const std::span<float> centroids = unit.codebook->centroids(task.kv_head);
   const size_t part_floats = centroids.size() / spec_.index.subspace_count;
   TrainingArgs args{.shape = stored.shape,
-                    .index = spec_.index,
+                    .geometry = GeometryOf(unit.codebook->header()),
                     .subspace = task.subspace,
                     .rows = rows,
                     .sample_tokens = spec_.train_tokens,

@@ -30,7 +30,7 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
     return centroids.subspan(subspace * floats, floats);
   };
   TrainingArgs args{.shape = shape,
-                    .index = training.index,
+                    .geometry = GeometryOf(codebook.header()),
                     .subspace = subspace,
                     .rows = rows,
                     .sample_tokens = training.sample_tokens,
@@ -39,7 +39,11 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
                     .seed = MixSeed(head_seed, subspace),
                     .keep_going = training.keep_going,
                     .centroids = part_of(codebook)};
-  if (training.first != nullptr) args.first = part_of(*training.first);
+  // Centroids of sub-spaces that were cut in another way are no better than random rows.
+  if (training.first != nullptr &&
+      training.first->header().paired_dims == codebook.header().paired_dims) {
+    args.first = part_of(*training.first);
+  }
   return args;
 }
 

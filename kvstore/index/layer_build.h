@@ -34,7 +34,8 @@ struct LayerTraining {
   uint32_t sample_tokens = 0;               // rows per kv head; 0 = all
   uint32_t iterations = 0;
   uint64_t seed = 0;
-  const Codebook* first = nullptr;   // start from its centroids; null: from random rows
+  // Start from its centroids. Null, or its sub-spaces are cut in another way: from random rows.
+  const Codebook* first = nullptr;
   std::function<bool()> keep_going;  // called between iterations, from several threads; false stops
 };
 

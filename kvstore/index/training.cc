@@ -20,20 +20,23 @@ class SampleLoader {
                std::byte* samples)
       : exec_(exec),
         args_(args),
-        dim_(args.shape.key_dim / args.index.subspace_count),
+        dim_(kernels::SubspaceDim(args.geometry)),
         sample_type_(sample_type),
         next_(samples) {}
 
   void LoadRun(const std::byte* rows, uint32_t count) {
     if (count == 0) return;
-    kernels::KMeansLoad(exec_, {.source_type = args_.shape.dtype,
-                                .rows = rows + size_t{args_.subspace} * dim_ *
-                                                   kernels::DTypeBytes(args_.shape.dtype),
-                                .row_stride = args_.shape.row_bytes,
-                                .row_count = count,
-                                .dim = dim_,
-                                .sample_type = sample_type_,
-                                .samples = next_});
+    const size_t number_bytes = kernels::DTypeBytes(args_.shape.dtype);
+    const kernels::PqGeometry& geometry = args_.geometry;
+    kernels::KMeansLoad(
+        exec_, {.source_type = args_.shape.dtype,
+                .rows = rows + kernels::DimOf(geometry, args_.subspace, 0) * number_bytes,
+                .row_stride = args_.shape.row_bytes,
+                .row_count = count,
+                .dim = dim_,
+                .pair_offset_bytes = kernels::PairOffset(geometry, args_.subspace) * number_bytes,
+                .sample_type = sample_type_,
+                .samples = next_});
     next_ += size_t{count} * dim_ * kernels::DTypeBytes(sample_type_);
   }
 
@@ -75,8 +78,8 @@ void LoadSample(const TrainingArgs& args, uint32_t available, uint32_t wanted,
 class Samples {
  public:
   Samples(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch)
-      : dim_(args.shape.key_dim / args.index.subspace_count),
-        centroid_count_(1u << args.index.bits),
+      : dim_(kernels::SubspaceDim(args.geometry)),
+        centroid_count_(kernels::CentroidCount(args.geometry)),
         type_(kernels::KMeansSampleType(exec)),
         available_(CountRows(args)),
         count_(args.sample_tokens == 0 ? available_ : std::min(args.sample_tokens, available_)),

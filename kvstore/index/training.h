@@ -15,7 +15,7 @@ namespace pqcached::kvstore {
 
 struct TrainingArgs {
   LayerShape shape;
-  IndexDescriptor index;
+  kernels::PqGeometry geometry;  // that of the codebook
   uint32_t subspace = 0;
   // Rows of the kv head; contains only rows that may be trained on.
   std::span<const kernels::RowSpan> rows;
@@ -41,7 +41,7 @@ struct TrainingResult {
 TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch);
 
 // Returns the mean squared distance of a sample of the rows to their nearest centroids, which are
-// not changed; 0 without rows. Fields of `args` in use: shape, index, subspace, rows,
+// not changed; 0 without rows. Fields of `args` in use: shape, geometry, subspace, rows,
 // sample_tokens, sample_seed, centroids.
 double MeasureInertia(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch);
 

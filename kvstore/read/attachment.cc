@@ -43,7 +43,7 @@ bool IsInPool(const ExtentRef& extent, size_t pool_bytes) {
 bool IsValid(const IndexDescriptor& index) {
   if (index.kind == IndexKind::kFlat) return index == IndexDescriptor{};
   // The key dimension is unknown here; the number of sub-spaces serves as one that it divides.
-  return index.kind == IndexKind::kPq &&
+  return index.kind == IndexKind::kPq && index.layout <= SubspaceLayout::kContiguous &&
          kernels::IsValid(GeometryOf(index, index.subspace_count == 0 ? 1 : index.subspace_count));
 }
 
@@ -189,7 +189,7 @@ std::string CheckIndexData(const std::byte* data, size_t extent_bytes, const Ind
   const auto& header = *reinterpret_cast<const IndexDataHeader*>(data);
   const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
   if (header.magic != IndexDataHeader::kMagic) return "magic";
-  if (header.layout_version != kLayoutVersion) return OtherVersion(header.layout_version);
+  if (!ReadsExtent(header.layout_version)) return OtherVersion(header.layout_version);
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.slot_capacity != slot_capacity) return "slot_capacity";
@@ -232,10 +232,14 @@ std::string CheckCodebook(const std::byte* data, size_t extent_bytes, const Inde
                           const LayerShape& shape) {
   const auto& header = *reinterpret_cast<const CodebookHeader*>(data);
   if (header.magic != CodebookHeader::kMagic) return "magic";
-  if (header.layout_version != kLayoutVersion) return OtherVersion(header.layout_version);
+  if (!ReadsExtent(header.layout_version)) return OtherVersion(header.layout_version);
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.key_dim != shape.key_dim) return "key_dim";
+  if (!kernels::IsValid(GeometryOf(header)) ||
+      (header.paired_dims != 0 && index.layout != SubspaceLayout::kPairs)) {
+    return "paired_dims";
+  }
   const uint64_t content =
       kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float);
   if (!AreasFit(header.centroid_offset_bytes, header.head_stride_bytes, content, shape.kv_heads,

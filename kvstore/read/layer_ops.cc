@@ -219,10 +219,10 @@ std::span<Float> HeadLogits(const LayerShape& shape, std::span<Float> logits, ui
 
 // Fills the tables of every codebook, [codebooks, G, m, 2^b].
 void FillTables(const HeadTask& task) {
-  const kernels::PqGeometry geometry = GeometryOf(task.index, task.shape.key_dim);
-  const size_t floats = task.shape.group_size() * kernels::TableFloats(geometry);
+  const size_t floats =
+      task.shape.group_size() * kernels::TableFloats(GeometryOf(task.index, task.shape.key_dim));
   for (size_t i = 0; i < task.plan.codebooks.size(); ++i) {
-    kernels::BuildTables(task.exec, {.geometry = geometry,
+    kernels::BuildTables(task.exec, {.geometry = GeometryOf(*task.plan.codebooks[i]),
                                      .group_size = task.shape.group_size(),
                                      .queries = task.queries,
                                      .scale = task.shape.scale,

@@ -28,8 +28,8 @@ struct SelectLayerArgs {
   // at most k = the index alone selects.
   uint32_t shortlist_count = 0;
   std::span<uint32_t> positions;  // [kv_heads, k], overwritten, ascending per kv head
-  // With a shortlist: the logits of the positions, [query_heads, k], overwritten; empty = not
-  // wanted. AttendLayer takes them.
+  // Logits of the positions, [query_heads, k], overwritten, with which AttendLayer goes on; only with
+  // a shortlist. Empty = not wanted.
   std::span<float> logits = {};
 };
 

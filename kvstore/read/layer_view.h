@@ -30,6 +30,9 @@ enum class LayerKind : uint8_t {
 struct LayerShape {
   kernels::DType dtype = kernels::DType::kF16;
   LayerKind kind = LayerKind::kSelected;
+  // Dims of a key that are rotated in pairs (i, i + half of them). 0: others, or unknown, as it is
+  // where codebooks are only read. Two bytes, which leave the size of the struct as it was.
+  uint16_t half_rotary_dim = 0;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t kv_heads = 0;
@@ -76,8 +79,25 @@ struct ParallelFor {
 // Returns a ParallelFor that runs all tasks on the caller's thread, in order.
 ParallelFor SerialFor();
 
+// Returns the geometry of codes and tables, which does not depend on how sub-spaces are cut.
 inline kernels::PqGeometry GeometryOf(const IndexDescriptor& index, uint32_t key_dim) {
   return {.key_dim = key_dim, .subspace_count = index.subspace_count, .bits = index.bits};
+}
+
+// Returns the geometry of a codebook, by which keys are coded and queries multiplied with it.
+inline kernels::PqGeometry GeometryOf(const CodebookHeader& codebook) {
+  kernels::PqGeometry geometry = GeometryOf(codebook.index, codebook.key_dim);
+  geometry.paired_dims = codebook.paired_dims;
+  return geometry;
+}
+
+// Returns the geometry of a new codebook of a layer. REQUIRES: the index fits the layer.
+inline kernels::PqGeometry NewGeometry(const IndexDescriptor& index, const LayerShape& shape) {
+  kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
+  if (index.layout == SubspaceLayout::kPairs) {
+    geometry.paired_dims = kernels::PairedDims(geometry, shape.half_rotary_dim);
+  }
+  return geometry;
 }
 
 inline const uint8_t* Planes(const IndexDataHeader& header, uint32_t kv_head) {
@@ -110,8 +130,7 @@ inline const uint16_t* PostingSlots(const IndexDataHeader& header, uint32_t kv_h
 inline std::span<const float> Centroids(const CodebookHeader& header, uint32_t kv_head) {
   const auto* begin = reinterpret_cast<const std::byte*>(&header) + header.centroid_offset_bytes +
                       kv_head * header.head_stride_bytes;
-  return {reinterpret_cast<const float*>(begin),
-          kernels::CentroidFloats(GeometryOf(header.index, header.key_dim))};
+  return {reinterpret_cast<const float*>(begin), kernels::CentroidFloats(GeometryOf(header))};
 }
 
 // Returns the row spans of one kv head, the input of kernels that read rows.

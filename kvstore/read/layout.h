@@ -30,9 +30,9 @@
 //   - A READY layer is immutable: rows, index data, codebook and order.
 //   - An extent is reused only after the lease is released or its session's socket is closed.
 //
-// All integers are little-endian. All structs are packed by construction (static_asserts below) and
-// only ever grow at their end, with `layout_version` raised. This header needs only the standard
-// library.
+// All integers are little-endian. All structs are packed by construction (static_asserts below).
+// With `layout_version` raised they grow at their end, or give a reserved field a name, and change
+// in no other way. This header needs only the standard library.
 #ifndef PQCACHED_KVSTORE_READ_LAYOUT_H_
 #define PQCACHED_KVSTORE_READ_LAYOUT_H_
 
@@ -48,7 +48,14 @@ namespace pqcached::kvstore {
 //   1  first
 //   2  IndexDataHeader has posting lists
 //   3  ControlPage has slot words
-inline constexpr uint32_t kLayoutVersion = 3;
+//   4  CodebookHeader has paired_dims, IndexDescriptor has a layout of sub-spaces
+inline constexpr uint32_t kLayoutVersion = 4;
+// Oldest version of extents that an earlier process may have left in a pool and that this one
+// reads: paired_dims and the layout are 0 there, which is what they mean.
+inline constexpr uint32_t kOldestExtentVersion = 3;
+constexpr bool ReadsExtent(uint32_t layout_version) {
+  return layout_version >= kOldestExtentVersion && layout_version <= kLayoutVersion;
+}
 inline constexpr uint32_t kExtentUnitShift = 16;
 inline constexpr size_t kMinExtentBytes = size_t{1} << kExtentUnitShift;
 inline constexpr uint32_t kMaxExtentOrder = 24;   // 2^24 x 64 KiB = 1 TiB
@@ -112,12 +119,18 @@ enum class IndexKind : uint32_t {
   kPq = 1,
 };
 
+// Cut of the sub-spaces of a pq index from a key. Numbered as in the proto.
+enum class SubspaceLayout : uint32_t {
+  kPairs = 0,       // keeps pairs of a rotary embedding together, where the cache's rope names them
+  kContiguous = 1,  // consecutive dims
+};
+
 // One index over a layer. A sequence has at most kMaxIndexes of them, numbered by index slot.
 struct IndexDescriptor {
   IndexKind kind = IndexKind::kFlat;
   uint32_t subspace_count = 0;  // pq: m in {1, 2, 4, 8, 16}, divides key_dim
   uint32_t bits = 0;            // pq: b in 4..8
-  uint32_t reserved = 0;
+  SubspaceLayout layout = SubspaceLayout::kPairs;
   friend bool operator==(const IndexDescriptor&, const IndexDescriptor&) = default;
 };
 
@@ -166,7 +179,8 @@ struct IndexDataHeader {
 // index.
 //
 // The centroids of a kv head are float[m][2^b][key_dim / m] at centroid_offset_bytes + kv_head *
-// head_stride_bytes.
+// head_stride_bytes. The codebook says itself how its sub-spaces are cut: those of earlier versions
+// are contiguous under any layout of their index.
 struct CodebookHeader {
   static constexpr uint32_t kMagic = 0x4b424350;  // "PCBK"
   uint32_t magic = kMagic;
@@ -179,7 +193,7 @@ struct CodebookHeader {
   uint32_t codebook_generation = 0;
   uint32_t trained_token_count = 0;
   uint32_t iteration_count = 0;
-  uint32_t reserved = 0;
+  uint32_t paired_dims = 0;  // see kernels/select/pq.h
   // Mean squared distance of the training keys to their centroids, summed over sub-spaces.
   double inertia = 0;
 };

@@ -27,11 +27,6 @@ Refusal Refuse(StatusCode code, std::string field, std::string text, uint32_t re
   return {.code = code, .field = std::move(field), .text = std::move(text), .retry_ms = retry_ms};
 }
 
-std::string NameOf(const IndexDescriptor& index) {
-  return std::string("pq m=") + std::to_string(index.subspace_count) +
-         " b=" + std::to_string(index.bits);
-}
-
 Refusal CheckTokens(TokenRange tokens, uint32_t stored) {
   const auto range = [&] {
     return std::string("[") + std::to_string(tokens.begin) + ", " + std::to_string(tokens.end) +
@@ -206,6 +201,13 @@ void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_he
 
 }  // namespace
 
+std::string NameOf(const IndexDescriptor& index) {
+  if (index.kind == IndexKind::kFlat) return "flat";
+  return std::string("pq m=") + std::to_string(index.subspace_count) +
+         " b=" + std::to_string(index.bits) +
+         (index.layout == SubspaceLayout::kContiguous ? " contiguous" : "");
+}
+
 Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field) {
   const auto refuse = [&](const char* part, std::string text) {
     return Refuse(StatusCode::kInvalidArgument, std::string(field) + part, std::move(text));
@@ -224,6 +226,10 @@ Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* f
   if (key_dim % subspaces != 0) {
     return refuse(".pq.subspaces",
                   std::to_string(subspaces) + ", must divide key_dim, " + std::to_string(key_dim));
+  }
+  if (index.layout > SubspaceLayout::kContiguous) {
+    return refuse(".pq.layout", std::to_string(static_cast<uint32_t>(index.layout)) +
+                                    ", must be 0 (pairs) or 1 (contiguous)");
   }
   return {};
 }

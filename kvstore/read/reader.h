@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 
 #include "kernels/base/exec.h"
 #include "kvstore/read/attention.h"
@@ -49,6 +50,9 @@ class LayerSource {
  protected:
   ~LayerSource() = default;
 };
+
+// Returns the name of an index in messages: "pq m=4 b=8".
+std::string NameOf(const IndexDescriptor& index);
 
 // Checks the parameters of an index.
 Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field);

@@ -55,12 +55,13 @@ struct RootRecords::Header {
 
 namespace {
 
-// Refuses memory that a process with other structs wrote. Versions that have rotted are not
+// Refuses memory that a process with other structs wrote, except for extents that this one reads as
+// well; Read then writes its own versions. Versions that have rotted are not
 // compared: the records below them have checksums.
 absl::Status CheckVersions(uint64_t versions) {
   const auto layout_version = static_cast<uint32_t>(versions);
   const auto record_version = static_cast<uint32_t>(versions >> 32);
-  if (versions == kVersions) return absl::OkStatus();
+  if (ReadsExtent(layout_version) && record_version == kRecordVersion) return absl::OkStatus();
   return FailedPrecondition(
       "", absl::StrCat(
               "the kept pools and records have layout_version ", layout_version,

@@ -50,8 +50,9 @@ class RootRecords {
   // Opens the records of an earlier process, or creates new ones. Releases kept pools and record
   // tables that no record names.
   //
-  // Errors: kFailedPrecondition  the records are of another layout_version or record_version (the
-  //                              message names both); nothing was changed
+  // Errors: kFailedPrecondition  the records are of a layout_version that is not read, or of
+  //                              another record_version (the message names both); nothing was
+  //                              changed
   //         those of the keeper
   static absl::StatusOr<std::unique_ptr<RootRecords>> Open(const kernels::Exec& exec,
                                                            DescriptorKeeper& keeper);

@@ -66,8 +66,7 @@ class SnapshotSource final : public LayerSource {
     if (ordinal == list.indexes.size()) {
       return FailedPrecondition(
           request.index_field,
-          absl::StrCat("the sequence has no index pq m=", request.index.subspace_count,
-                       " b=", request.index.bits, ": build it"));
+          absl::StrCat("the sequence has no index ", NameOf(request.index), ": build it"));
     }
     for (size_t i = 0; i < segments_.size(); ++i) {
       const SegmentEntry& entry = list.segments[i];

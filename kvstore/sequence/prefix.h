@@ -116,7 +116,7 @@ class PrefixIndex {
   PrefixEvents events_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Where a prompt ends whose tokens have names: at `least`, and at `most`, because content keys name
+// End of a prompt whose tokens have names: between `least` and `most`, because content keys name
 // whole steps and the last tokens of the prompt may have none. 0: without names.
 struct AnnouncedEnd {
   uint32_t least = 0;

@@ -105,6 +105,11 @@ std::vector<bool> HaveIndex(const StoredLayers& layers) {
   return have;
 }
 
+uint16_t HalfRotaryDim(const LayerGroup& group) {
+  const bool halves = group.rope.layout == Rope::kHalf && group.rope.rotary_dim <= group.key_dim;
+  return halves ? static_cast<uint16_t>(group.rope.rotary_dim) : uint16_t{0};
+}
+
 uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
   return const_cast<uint8_t*>(Planes(header, kv_head));
 }
@@ -118,6 +123,7 @@ StoredLayers::StoredLayers(const CacheSpec& spec) {
       layers.push_back({.layer = layer,
                         .shape = {.dtype = group.dtype,
                                   .kind = group.kind,
+                                  .half_rotary_dim = HalfRotaryDim(group),
                                   .key_dim = group.key_dim,
                                   .value_dim = group.value_dim,
                                   .kv_heads = group.kv_heads,
@@ -152,14 +158,18 @@ Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape
   header->centroid_offset_bytes = AlignUp(sizeof(CodebookHeader));
   header->head_stride_bytes = CentroidStride(index, shape);
   header->codebook_generation = codebook_generation;
+  header->paired_dims = NewGeometry(index, shape).paired_dims;
 }
 
 std::shared_ptr<const Codebook> Codebook::Recover(Extent extent, const IndexDescriptor& index,
                                                   const LayerShape& shape) {
   std::shared_ptr<const Codebook> found(new Codebook(std::move(extent)));
   const CodebookHeader& header = found->header();
-  const bool same = header.magic == CodebookHeader::kMagic &&
-                    header.layout_version == kLayoutVersion && header.index == index &&
+  // An earlier version cut all sub-spaces contiguously.
+  const bool cut =
+      header.paired_dims == 0 || header.paired_dims == NewGeometry(index, shape).paired_dims;
+  const bool readable = ReadsExtent(header.layout_version) && header.index == index && cut;
+  const bool same = header.magic == CodebookHeader::kMagic && readable &&
                     header.kv_head_count == shape.kv_heads && header.key_dim == shape.key_dim &&
                     header.centroid_offset_bytes == AlignUp(sizeof(CodebookHeader)) &&
                     header.head_stride_bytes == CentroidStride(index, shape);
@@ -221,6 +231,7 @@ SegmentIndex::Layer SegmentIndex::RecoverLayer(const LayerShape& shape, uint32_t
   const uint32_t counted_end = found.counted_end.load(std::memory_order_acquire);
   IndexDataHeader wanted;
   WriteHeader(shape, slot_capacity, found.counted_begin, codebook->header(), &wanted);
+  if (ReadsExtent(found.layout_version)) wanted.layout_version = found.layout_version;
   wanted.counted_end.store(counted_end);
   const bool in_range = found.counted_begin <= slot_capacity && counted_end <= slot_capacity &&
                         (counted_end == 0 || counted_end > found.counted_begin);
@@ -360,7 +371,7 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
   if (slots.begin >= slots.end) return;
   const IndexDataHeader& header = index.header();
   PQC_CRASH_POINT();
-  kernels::PqEncode(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
+  kernels::PqEncode(exec, {.geometry = GeometryOf(index.codebook->header()),
                            .dtype = layer.shape.dtype,
                            .rows = rows.rows(layer.first_head + kv_head) +
                                    size_t{slots.begin} * layer.shape.row_bytes,

@@ -106,6 +106,7 @@ void Encode(const kvstore::IndexDescriptor& index, v1::IndexSpec* message) {
   if (index.kind == kvstore::IndexKind::kPq) {
     message->mutable_pq()->set_subspaces(index.subspace_count);
     message->mutable_pq()->set_bits(index.bits);
+    message->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(index.layout));
   } else {
     message->mutable_flat();
   }

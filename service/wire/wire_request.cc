@@ -233,7 +233,8 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
   switch (spec.kind_case()) {
     case v1::IndexSpec::kPq:
       return kvstore::IndexDescriptor{kvstore::IndexKind::kPq, spec.pq().subspaces(),
-                                      spec.pq().bits()};
+                                      spec.pq().bits(),
+                                      static_cast<kvstore::SubspaceLayout>(spec.pq().layout())};
     case v1::IndexSpec::kFlat:
       return kvstore::IndexDescriptor{};
     case v1::IndexSpec::KIND_NOT_SET:

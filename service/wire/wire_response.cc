@@ -59,6 +59,10 @@ static_assert(static_cast<int>(kvstore::LayerState::kReady) == v1::LAYER_STATE_R
 static_assert(static_cast<int>(kvstore::LayerState::kFilled) == v1::LAYER_STATE_FILLED);
 static_assert(static_cast<int>(kvstore::SegmentState::kClosed) == v1::SEGMENT_STATE_CLOSED);
 static_assert(static_cast<int>(kvstore::SegmentState::kSealed) == v1::SEGMENT_STATE_SEALED);
+static_assert(static_cast<int>(kvstore::SubspaceLayout::kPairs) == v1::PqIndex::LAYOUT_PAIRS);
+static_assert(static_cast<int>(kvstore::SubspaceLayout::kContiguous) ==
+              v1::PqIndex::LAYOUT_CONTIGUOUS);
+static_assert(kvstore::Rope::kHalf == v1::RopeDescription::LAYOUT_HALF);
 
 }  // namespace
 
@@ -77,6 +81,7 @@ void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec) {
   }
   spec->mutable_pq()->set_subspaces(index.subspace_count);
   spec->mutable_pq()->set_bits(index.bits);
+  spec->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(index.layout));
 }
 
 void ToWire(const kvstore::Selected& selected, v1::Selected* message) {

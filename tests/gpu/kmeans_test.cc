@@ -28,7 +28,8 @@ double Distance(const double* sample, const float* centroid, uint32_t dim) {
 
 TEST_F(KMeansDeviceTest, EncodesToNearestCentroids) {
   for (const PqGeometry geometry :
-       {PqGeometry{64, 2, 6}, PqGeometry{128, 1, 8}, PqGeometry{32, 4, 4}, PqGeometry{36, 2, 5}}) {
+       {PqGeometry{64, 2, 6}, PqGeometry{128, 1, 8}, PqGeometry{32, 4, 4}, PqGeometry{36, 2, 5},
+        PqGeometry{64, 2, 6, 64}, PqGeometry{128, 4, 8, 64}, PqGeometry{32, 4, 4, 24}}) {
     for (const DType dtype : kAllDTypes) {
       // Two tasks of different lengths, slots behind others.
       const uint32_t row_counts[] = {129, 63};
@@ -67,7 +68,11 @@ TEST_F(KMeansDeviceTest, EncodesToNearestCentroids) {
           for (uint32_t subspace = 0; subspace < geometry.subspace_count; ++subspace) {
             const float* own = centroids.data() + task * CentroidFloats(geometry) +
                                (size_t{subspace} * dim << geometry.bits);
-            const double* sample = rows[task].Values(row) + subspace * dim;
+            std::vector<double> numbers;
+            for (uint32_t i = 0; i < dim; ++i) {
+              numbers.push_back(rows[task].Values(row)[DimOf(geometry, subspace, i)]);
+            }
+            const double* sample = numbers.data();
             double least = Distance(sample, own, dim);
             for (uint32_t c = 1; c < CentroidCount(geometry); ++c) {
               least = std::min(least, Distance(sample, own + size_t{c} * dim, dim));

@@ -375,6 +375,7 @@ uint64_t PoolSidecar::CreateSequence() {
     codebook->key_dim = shape_.key_dim;
     codebook->centroid_offset_bytes = kContentBegin;
     codebook->head_stride_bytes = centroids_bytes;
+    codebook->paired_dims = kernels::PairedDims(geometry, shape_.key_dim);
   }
   words(sequence_id).lease_id = sequence_id;
   words(sequence_id).version = sequence.version;
@@ -482,9 +483,9 @@ void PoolSidecar::BuildIndex(uint64_t sequence_id) {
 
 // Centroids are keys, evenly spread over the tokens: coarse, and enough to tell selections apart.
 void PoolSidecar::TrainAndEncode(StoredLayer& layer) {
-  const kernels::PqGeometry geometry = kvstore::GeometryOf(kIndex, shape_.key_dim);
   const auto& codebook =
       *reinterpret_cast<CodebookHeader*>(pool_.data() + layer.codebook.offset_bytes());
+  const kernels::PqGeometry geometry = kvstore::GeometryOf(codebook);
   const uint32_t dim = kernels::SubspaceDim(geometry);
   const uint32_t count = kernels::CentroidCount(geometry);
   for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
@@ -495,7 +496,7 @@ void PoolSidecar::TrainAndEncode(StoredLayer& layer) {
         const std::byte* const row =
             pool_.data() + layer.rows[head].offset_bytes() + token * shape_.row_bytes;
         for (uint32_t i = 0; i < dim; ++i) {
-          *to++ = kernels::LoadElement(shape_.dtype, row, subspace * dim + i);
+          *to++ = kernels::LoadElement(shape_.dtype, row, kernels::DimOf(geometry, subspace, i));
         }
       }
     }
@@ -504,11 +505,11 @@ void PoolSidecar::TrainAndEncode(StoredLayer& layer) {
 }
 
 void PoolSidecar::Encode(const StoredLayer& layer, uint32_t begin, uint32_t end) {
-  const kernels::PqGeometry geometry = kvstore::GeometryOf(kIndex, shape_.key_dim);
   const auto& data =
       *reinterpret_cast<const IndexDataHeader*>(pool_.data() + layer.planes.offset_bytes());
   const auto& codebook =
       *reinterpret_cast<const CodebookHeader*>(pool_.data() + layer.codebook.offset_bytes());
+  const kernels::PqGeometry geometry = kvstore::GeometryOf(codebook);
   constexpr size_t kAlignment = 64;
   std::vector<std::byte> scratch(kernels::PqEncodeScratchBytes(geometry) + kAlignment);
   void* aligned = scratch.data();

@@ -18,17 +18,24 @@ class PqTableDeviceTest : public DeviceTest {};
 
 TEST_F(PqTableDeviceTest, MatchesReferenceForTasksOfSeveralLanes) {
   for (const PqGeometry geometry :
-       {PqGeometry{128, 2, 6}, PqGeometry{96, 4, 8}, PqGeometry{64, 1, 4}, PqGeometry{32, 16, 5}}) {
+       {PqGeometry{128, 2, 6}, PqGeometry{96, 4, 8}, PqGeometry{64, 1, 4}, PqGeometry{32, 16, 5},
+        PqGeometry{72, 4, 6}}) {
     for (const uint32_t group_size : {1u, 4u, 7u}) {
       constexpr uint32_t kTasks = 3;
       const std::vector<float> queries = RandomFloats(kTasks * group_size * geometry.key_dim, 1);
       const std::vector<float> centroids = RandomFloats(kTasks * CentroidFloats(geometry), 2);
       const DeviceArray<float> device_queries(queries);
       const DeviceArray<float> device_centroids(centroids);
+      // Codebooks of one layer may be cut in different ways.
+      const auto paired_dims = [&](uint32_t task) {
+        return task == 1 ? 0
+                         : PairedDims(geometry, geometry.key_dim - task * SubspaceDim(geometry));
+      };
       std::vector<TableTask> tasks;
       for (uint32_t task = 0; task < kTasks; ++task) {
         tasks.push_back({device_queries.data() + task * group_size * geometry.key_dim,
-                         device_centroids.data() + task * CentroidFloats(geometry)});
+                         device_centroids.data() + task * CentroidFloats(geometry),
+                         paired_dims(task)});
       }
       tasks.push_back({});
       const DeviceArray<TableTask> device_tasks(tasks);
@@ -46,8 +53,10 @@ TEST_F(PqTableDeviceTest, MatchesReferenceForTasksOfSeveralLanes) {
         std::vector<float> expected(task_floats);
         const std::span<const float> all_queries = queries;
         const std::span<const float> all_centroids = centroids;
+        PqGeometry cut = geometry;
+        cut.paired_dims = paired_dims(task);
         kernels::BuildTables({Level::kReference},
-                             {.geometry = geometry,
+                             {.geometry = cut,
                               .group_size = group_size,
                               .queries = all_queries.subspan(task * group_size * geometry.key_dim,
                                                              group_size * geometry.key_dim),

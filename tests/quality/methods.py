@@ -118,8 +118,10 @@ class Rows:
         self.pqcached, self.problem = pqcached, problem
         self.client = pqcached.Client(endpoint, client_name="judge", timeout_ms=120000)
         group = pqcached.LayerGroup(layers=[0], kv_heads=problem.kv_heads, query_heads=problem.query_heads,
-                                    key_dim=problem.dim, value_dim=problem.dim, softmax_scale=problem.scale)
-        shape = f"{problem.kv_heads}-{problem.query_heads}-{problem.dim}-{problem.scale:.4f}"
+                                    key_dim=problem.dim, value_dim=problem.dim, softmax_scale=problem.scale,
+                                    rope_layout=pqcached.RopeLayout.HALF if problem.rotary_dim else pqcached.RopeLayout.UNKNOWN,
+                                    rotary_dim=problem.rotary_dim)
+        shape = f"{problem.kv_heads}-{problem.query_heads}-{problem.dim}-{problem.rotary_dim}-{problem.scale:.4f}"
         self.cache = self.client.open_cache(f"judge-{shape}", model_fingerprint="judge", groups=[group],
                                             capacity_bytes=1 << 30, default_index=pqcached.Index.flat())
         self.sequence = self.cache.create_sequence()
@@ -197,13 +199,14 @@ class Flat(Sidecar):
 
 
 class Pq(Sidecar):
-    def __init__(self, rows, subspaces, bits, iterations=0):
+    def __init__(self, rows, subspaces, bits, iterations=0, contiguous=False):
         super().__init__(rows)
-        self.subspaces, self.bits, self.iterations = subspaces, bits, iterations
-        self.name = f"pq{subspaces}x{bits}"
+        self.subspaces, self.bits, self.iterations, self.contiguous = subspaces, bits, iterations, contiguous
+        self.name = f"pq{subspaces}x{bits}" + (" contiguous" if contiguous else "")
 
     def index(self):
-        return self.rows.pqcached.Index.pq(self.subspaces, self.bits)
+        layouts = self.rows.pqcached.SubspaceLayout
+        return self.rows.pqcached.Index.pq(self.subspaces, self.bits, layouts.CONTIGUOUS if self.contiguous else layouts.PAIRS)
 
     def prepare(self, problem):
         super().prepare(problem)

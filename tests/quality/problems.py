@@ -31,6 +31,7 @@ class Problem:
     values: np.ndarray
     turns: list
     scale: float
+    rotary_dim: int = 0  # the first dims, rotated in pairs (i, i + rotary_dim / 2)
 
     @property
     def kv_heads(self):

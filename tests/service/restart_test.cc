@@ -567,7 +567,7 @@ TEST_F(RestartTest, MemoryInFilesOfAnotherLayoutIsRefusedAndStays) {
     file.seekp(kVersionsOffset);
     file.write(reinterpret_cast<const char*>(words), sizeof(words));
   };
-  write_layout(kvstore::kLayoutVersion - 1);
+  write_layout(kvstore::kOldestExtentVersion - 1);
   const auto before = BytesOf(pools);
   EXPECT_GE(before.size(), 3u);  // the records of the store, a pool and its records
   {
@@ -580,7 +580,7 @@ TEST_F(RestartTest, MemoryInFilesOfAnotherLayoutIsRefusedAndStays) {
     EXPECT_THAT(daemon.output(), Not(HasSubstr("event=recoveries_failed")));
     EXPECT_THAT(daemon.output(), HasSubstr("exit 2"));
     EXPECT_THAT(daemon.output(),
-                HasSubstr(absl::StrCat("have layout_version ", kvstore::kLayoutVersion - 1)));
+                HasSubstr(absl::StrCat("have layout_version ", kvstore::kOldestExtentVersion - 1)));
     EXPECT_THAT(daemon.output(),
                 HasSubstr(absl::StrCat("reads layout_version ", kvstore::kLayoutVersion)));
   }

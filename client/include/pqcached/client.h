@@ -262,7 +262,8 @@ typedef enum pqc_layer_kind {
   PQC_LAYERS_NONE = 4      /* nothing is stored: the engine keeps these layers itself */
 } pqc_layer_kind;
 
-/* Rotation of the keys. Informative: keys are stored as they are passed, after RoPE. */
+/* Rotation of the keys, for indexes that keep pairs of dims together (pqc_subspace_layout). Keys
+ * are stored as they are passed, after RoPE. */
 typedef enum pqc_rope_layout {
   PQC_ROPE_UNKNOWN = 0,
   PQC_ROPE_NONE = 1,
@@ -297,12 +298,23 @@ typedef enum pqc_index_kind {
   PQC_INDEX_FLAT = 2 /* exact scores over all keys; needs no build */
 } pqc_index_kind;
 
+/* Cut of the sub-spaces of pq from a key. Another layout is another index. */
+typedef enum pqc_subspace_layout {
+  /* Rotary pairs are kept together where the cache's rope fields name them: where rope_layout is
+   * PQC_ROPE_HALF, rotary_dim a multiple of s = key_dim / subspaces and more than s, and s even, a
+   * sub-space of the first rotary_dim dims has s / 2 consecutive dims and their partners. */
+  PQC_SUBSPACES_PAIRS = 0,
+  PQC_SUBSPACES_CONTIGUOUS = 1 /* s consecutive dims */
+} pqc_subspace_layout;
+#define PQC_INDEX_LAYOUT 0u /* the word of pqc_index.reserved that has it */
+
 typedef struct pqc_index {
   size_t struct_size;
   pqc_index_kind kind;
-  uint32_t subspaces;   /* pq: m in 1, 2, 4, 8, 16; divides key_dim. 0 for other kinds */
-  uint32_t bits;        /* pq: b in 4..8, so 2^b centroids per sub-space. 0 for other kinds */
-  uint32_t reserved[5]; /* parameters of later kinds; must be 0 */
+  uint32_t subspaces; /* pq: m in 1, 2, 4, 8, 16; divides key_dim. 0 for other kinds */
+  uint32_t bits;      /* pq: b in 4..8, so 2^b centroids per sub-space. 0 for other kinds */
+  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. Others must be 0. */
+  uint32_t reserved[5];
 } pqc_index;
 
 typedef struct pqc_cache_spec {
@@ -398,8 +410,7 @@ typedef struct pqc_sequence_options {
   size_t struct_size;
   /* Token ids of the prompt, as far as known, at most 2^22. The sequence begins with their longest
    * stored prefix, in steps of 128 tokens, and later sequences may share the rows that it stores
-   * under them. The memory of a prefill is that of its tokens (1,152 at least with the sidecar's
-   * defaults), not that of whole segments. */
+   * under them. A prefill takes memory for these tokens, not for whole segments. */
   const uint32_t* token_ids;
   uint64_t token_id_count;
   const void* extra_key; /* further identity of the prefix (images, adapters): at most 256 bytes */
@@ -489,9 +500,8 @@ typedef struct pqc_admission {
 /* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
  * found) and `output_token_count` expected tokens fits, with the default index of the handle. The
  * answer is computed as allocation would do it for a prompt whose token ids are known before its
- * rows arrive (pqc_sequence_options). A prompt without them takes whole segments (segment_tokens of
- * the sidecar) where the pool has room, and up to tail_tokens + 128 tokens more than the answer
- * where it has not. Nothing is reserved, so a later call may still be refused.
+ * rows arrive (a prompt without them may take more: rpc Admit). Nothing is reserved, so a later
+ * call may still be refused.
  *
  * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
  *         PQC_UNAVAILABLE   also while the sidecar is draining */

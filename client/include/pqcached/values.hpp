@@ -180,11 +180,13 @@ class Tensor {
 struct Index : pqc_index {
   Index() : pqc_index{} {}
   // Product quantization with `subspaces` (m: 1, 2, 4, 8, 16) of `bits` (b: 4..8) bits each.
-  static Index Pq(uint32_t subspaces, uint32_t bits) {
+  static Index Pq(uint32_t subspaces, uint32_t bits,
+                  pqc_subspace_layout layout = PQC_SUBSPACES_PAIRS) {
     Index index;
     index.kind = PQC_INDEX_PQ;
     index.subspaces = subspaces;
     index.bits = bits;
+    index.reserved[PQC_INDEX_LAYOUT] = layout;
     return index;
   }
   // Exact scores over all keys.

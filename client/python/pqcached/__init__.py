@@ -20,7 +20,7 @@ from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
 from ._cache_events import CacheEvent, CacheEvents, PrefixKeys
 from ._client import Cache, Client
 from ._enums import (BudgetKind, CacheEventKind, Device, DType, EventKind, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, PageOutcome, Path, PathChoice,
-                     RopeLayout, RowPart, Verdict)
+                     RopeLayout, RowPart, SubspaceLayout, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
@@ -50,5 +50,5 @@ __all__ = [
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "PageCache", "PageOutcome", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "PrefixKeys", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "SubspaceLayout", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",
 ]

@@ -50,6 +50,13 @@ class RopeLayout(enum.IntEnum):
     INTERLEAVED = abi.PQC_ROPE_INTERLEAVED
 
 
+class SubspaceLayout(enum.IntEnum):
+    """How the sub-spaces of Index.pq are cut from a key."""
+
+    PAIRS = abi.PQC_SUBSPACES_PAIRS  # pairs of RopeLayout.HALF are kept together
+    CONTIGUOUS = abi.PQC_SUBSPACES_CONTIGUOUS
+
+
 class IndexKind(enum.IntEnum):
     DEFAULT = abi.PQC_INDEX_DEFAULT  # the cache's
     PQ = abi.PQC_INDEX_PQ

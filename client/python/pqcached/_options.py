@@ -13,7 +13,7 @@ import numpy as np
 from . import _abi as abi
 from ._arguments import MAX_TOKENS, member, number, uint32, uint64
 from ._arrays import ArrayLike, Tensor, floats_to_read, floats_to_write, tensor, tensor_to_write
-from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, Verdict
+from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, SubspaceLayout, Verdict
 from ._errors import InvalidArgument
 from ._library import check, clear_error_text, library
 
@@ -25,18 +25,21 @@ class Index:
     kind: IndexKind = IndexKind.DEFAULT
     subspaces: int = 0  # pq: m in 1, 2, 4, 8, 16; divides key_dim
     bits: int = 0  # pq: b in 4..8
+    layout: SubspaceLayout = SubspaceLayout.PAIRS  # pq
 
     @staticmethod
-    def pq(subspaces: int, bits: int) -> "Index":
-        return Index(IndexKind.PQ, subspaces, bits)
+    def pq(subspaces: int, bits: int, layout: SubspaceLayout = SubspaceLayout.PAIRS) -> "Index":
+        return Index(IndexKind.PQ, subspaces, bits, layout)
 
     @staticmethod
     def flat() -> "Index":
         return Index(IndexKind.FLAT)
 
     def c(self) -> abi.Index:
-        return abi.Index(kind=member(IndexKind, "index.kind", self.kind),
+        made = abi.Index(kind=member(IndexKind, "index.kind", self.kind),
                          subspaces=uint32("index.subspaces", self.subspaces), bits=uint32("index.bits", self.bits))
+        made.reserved[abi.PQC_INDEX_LAYOUT] = member(SubspaceLayout, "index.layout", self.layout)
+        return made
 
 
 @dataclasses.dataclass(frozen=True)

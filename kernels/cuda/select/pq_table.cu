@@ -19,7 +19,14 @@ __global__ void BuildTablesKernel(BuildTablesArgs args) {
   if (task.queries == nullptr || entry >= entry_count) return;
   const uint32_t dim = args.geometry.key_dim / args.geometry.subspace_count;
   const float* centroid = task.centroids + size_t{entry} * dim;
-  const float* query = task.queries + (entry >> args.geometry.bits) * dim;
+  PqGeometry geometry = args.geometry;
+  geometry.paired_dims = task.paired_dims;
+  const uint32_t subspace = entry >> geometry.bits;
+  // The numbers of a sub-space are those from its first dim on, the second half `gap` dims later.
+  const uint32_t half = dim / 2;
+  const uint32_t offset = PairOffset(geometry, subspace);
+  const uint32_t gap = offset == 0 ? 0 : offset - half;
+  const float* query = task.queries + DimOf(geometry, subspace, 0);
   float* out = args.tables + size_t{blockIdx.y} * args.group_size * entry_count + entry;
   for (uint32_t first = 0; first < args.group_size; first += kHeadsAtOnce) {
     const uint32_t count = Smaller(kHeadsAtOnce, args.group_size - first);
@@ -29,7 +36,10 @@ __global__ void BuildTablesKernel(BuildTablesArgs args) {
       const float of_centroid = centroid[i];
       PQC_UNROLL
       for (uint32_t head = 0; head < kHeadsAtOnce; ++head) {
-        if (head < count) sums[head] += query[head * args.geometry.key_dim + i] * of_centroid;
+        if (head < count) {
+          sums[head] +=
+              query[head * args.geometry.key_dim + i + (i < half ? 0 : gap)] * of_centroid;
+        }
       }
     }
     PQC_UNROLL

@@ -14,10 +14,11 @@ namespace pqcached::kernels::cuda {
 struct TableTask {
   const float* queries = nullptr;    // [G, key_dim]; null: the task is unused
   const float* centroids = nullptr;  // [subspace_count, 2^bits, key_dim / subspace_count]
+  uint32_t paired_dims = 0;          // how the codebook's sub-spaces are cut (PqGeometry)
 };
 
 struct BuildTablesArgs {
-  PqGeometry geometry;
+  PqGeometry geometry;               // its paired_dims are those of the tasks
   uint32_t group_size = 0;           // G, 1 to 64
   float scale = 1.0f;                // softmax scale, applied here
   uint32_t task_capacity = 0;        // at most 65535

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -305,6 +306,43 @@ TEST_P(DaemonKindsTest, ACacheNeedsNoSelectedLayers) {
   if (local()) {
     EXPECT_EQ(Must(sequence.Progress()).layers_ready, 2u);
   }
+}
+
+// Sub-spaces keep pairs together where the rope fields say that halves are pairs.
+TEST_P(DaemonKindsTest, TheLayoutOfSubspacesMattersWhereHalvesArePairs) {
+  constexpr uint64_t kTokens = 600;
+  const Layer rows(kTokens, 3);
+  const Query query{.layer = 0, .query_position = kTokens - 1, .queries = rows.queries()};
+  const auto fill = [&](pqc_rope_layout rope, std::optional<LiveIndex> live) {
+    CacheSpec spec = testing::SpecOf("rope " + std::to_string(rope), {0});
+    spec.groups[0].rope_layout = rope;
+    spec.groups[0].rotary_dim = Layer::kKeyDim;
+    Cache cache = Must(client_.OpenCache(spec));
+    Sequence sequence = Must(cache.CreateSequence({.live_index = live}));
+    MustBeOk(sequence.Ingest(0, 0, rows.keys(0, kTokens), rows.values(0, kTokens)));
+    return sequence;
+  };
+  const auto select = [&](Sequence& sequence, const Index& index) {
+    return Must(sequence.TopK(query, {.index = index, .ratio = 0.2})).positions;
+  };
+  const auto built = [&](pqc_rope_layout rope, pqc_subspace_layout layout) {
+    Sequence sequence = fill(rope, {});
+    const Index index = Index::Pq(4, 5, layout);
+    MustBeOk(sequence.BuildIndex({.index = index, .iterations = 3, .seed = 1}));
+    return select(sequence, index);
+  };
+  const auto contiguous = built(PQC_ROPE_HALF, PQC_SUBSPACES_CONTIGUOUS);
+  EXPECT_NE(built(PQC_ROPE_HALF, PQC_SUBSPACES_PAIRS), contiguous);
+  for (const pqc_rope_layout other : {PQC_ROPE_UNKNOWN, PQC_ROPE_NONE, PQC_ROPE_INTERLEAVED}) {
+    EXPECT_EQ(built(other, PQC_SUBSPACES_PAIRS), contiguous) << other;
+  }
+  // An incremental index has its layout too.
+  const Index live = Index::Pq(4, 5, PQC_SUBSPACES_CONTIGUOUS);
+  Sequence sequence = fill(PQC_ROPE_HALF, LiveIndex{.index = live, .iterations = 3, .seed = 1});
+  MustBeOk(sequence.BuildIndex({.index = live}));
+  EXPECT_EQ(select(sequence, live).size(), contiguous.size());
+  const Status pairs = sequence.TopK(query, {.index = Index::Pq(4, 5), .ratio = 0.2}).status();
+  EXPECT_EQ(pairs.code(), PQC_FAILED_PRECONDITION) << pairs.ToString();
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonKindsTest,

@@ -73,6 +73,13 @@ TEST_P(RefusalsTest, OfReads) {
          "selection.index.subspaces");
   Expect(Select({.index = Index::Pq(2, 9), .ratio = 0.5}), PQC_INVALID_ARGUMENT,
          "selection.index.bits");
+  Index unknown = Index::Pq(2, 6);
+  unknown.reserved[PQC_INDEX_LAYOUT] = 2;
+  Expect(Select({.index = unknown, .ratio = 0.5}), PQC_INVALID_ARGUMENT, "selection.index.layout");
+  Index flat_with_layout = flat;
+  flat_with_layout.reserved[PQC_INDEX_LAYOUT] = PQC_SUBSPACES_CONTIGUOUS;
+  Expect(Select({.index = flat_with_layout, .ratio = 0.5}), PQC_INVALID_ARGUMENT,
+         "selection.index.layout");
   Expect(Select({.index = flat, .ratio = 0.5}, kTokens + 50), PQC_OUT_OF_RANGE,
          "query.query_position");
   Expect(Select({.index = flat, .ratio = 0.5}, uint64_t{1} << 40), PQC_INVALID_ARGUMENT,
@@ -146,6 +153,9 @@ TEST_P(RefusalsTest, OfRowsAndIndexes) {
   Expect(sequence_.Append(kTokens, spoilt).status(), PQC_INVALID_ARGUMENT, "layers[0].keys");
   Expect(sequence_.BuildIndex({.index = Index::Pq(3, 6)}), PQC_INVALID_ARGUMENT,
          "options.index.subspaces");
+  Index unknown = Index::Pq(2, 6);
+  unknown.reserved[PQC_INDEX_LAYOUT] = 2;
+  Expect(sequence_.BuildIndex({.index = unknown}), PQC_INVALID_ARGUMENT, "options.index.layout");
   Expect(sequence_.BuildIndex({.index = Index::Flat()}), PQC_INVALID_ARGUMENT, "options.index");
   Expect(sequence_.BuildIndex({.iterations = 1001}), PQC_INVALID_ARGUMENT, "options.iterations");
 }

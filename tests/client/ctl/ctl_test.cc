@@ -44,6 +44,12 @@ TEST(TableTest, BytesAndSecondsAreForPeople) {
 
 TEST(ReportTest, IndexesHaveNames) {
   EXPECT_EQ(ctl::IndexName(Json::parse(R"({"pq": {"subspaces": 4, "bits": 8}})")), "pq m=4 b=8");
+  EXPECT_EQ(ctl::IndexName(
+                Json::parse(R"({"pq": {"subspaces": 4, "bits": 8, "layout": "LAYOUT_PAIRS"}})")),
+            "pq m=4 b=8");
+  EXPECT_EQ(ctl::IndexName(Json::parse(
+                R"({"pq": {"subspaces": 4, "bits": 8, "layout": "LAYOUT_CONTIGUOUS"}})")),
+            "pq m=4 b=8 contiguous");
   EXPECT_EQ(ctl::IndexName(Json::parse(R"({"flat": {}})")), "flat");
   EXPECT_EQ(ctl::Number(Json("18446744073709551615")), UINT64_MAX);
 }

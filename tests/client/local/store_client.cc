@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "client/base/arguments.h"
 #include "client/local/session.h"
 #include "client/step/handles.h"
 #include "kvstore/refusal.h"
@@ -146,8 +147,7 @@ class StoreRemote final : public NoPagesRemote {
     spec.token_ids.assign(options.token_ids, options.token_ids + options.token_id_count);
     spec.group_key.assign(static_cast<const char*>(options.group_key), options.group_key_bytes);
     if (options.has_live_index) {
-      spec.live_index = kvstore::LiveIndex{
-          .index = {kvstore::IndexKind::kPq, options.index.subspaces, options.index.bits}};
+      spec.live_index = kvstore::LiveIndex{.index = ToDescriptor(options.index)};
     }
     return Created(Counted().CreateSequence(kTestTenant, cache_id, spec), sequence_id, token_count,
                    error);
@@ -194,7 +194,7 @@ class StoreRemote final : public NoPagesRemote {
                           const pqc_index& index, pqc_admission* admission,
                           RefusalBuffer* error) noexcept override {
     kvstore::IndexDescriptor asked;
-    if (index.kind == PQC_INDEX_PQ) asked = {kvstore::IndexKind::kPq, index.subspaces, index.bits};
+    if (index.kind == PQC_INDEX_PQ) asked = ToDescriptor(index);
     const auto fits = Counted().Admit(
         kTestTenant, cache_id,
         {.prefill_tokens = token_count, .output_tokens = output_token_count, .index = asked});
@@ -324,9 +324,9 @@ class StoreRemote final : public NoPagesRemote {
   }
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                         RefusalBuffer* error) noexcept override {
-    const uint32_t m = options.index.kind == PQC_INDEX_PQ ? options.index.subspaces : 2;
-    const uint32_t b = options.index.kind == PQC_INDEX_PQ ? options.index.bits : 6;
-    const kvstore::BuildSpec spec{.index = {kvstore::IndexKind::kPq, m, b},
+    kvstore::IndexDescriptor index = {kvstore::IndexKind::kPq, 2, 6};
+    if (options.index.kind == PQC_INDEX_PQ) index = ToDescriptor(options.index);
+    const kvstore::BuildSpec spec{.index = index,
                                   .iterations = 3,
                                   .seed = 1,
                                   .sink_tokens = static_cast<uint32_t>(options.sink_tokens)};

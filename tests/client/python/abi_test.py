@@ -20,6 +20,7 @@ HEADERS = generate_abi.Interface(generate_abi.HEADERS)
 ENUMS = {"pqc_status": (_errors.Status, "PQC_"), "pqc_dtype": (_enums.DType, "PQC_"), "pqc_device": (_enums.Device, "PQC_"),
          "pqc_path": (_enums.Path, "PQC_PATH_"), "pqc_path_choice": (_enums.PathChoice, "PQC_PATH_"),
          "pqc_layer_kind": (_enums.LayerKind, "PQC_LAYERS_"), "pqc_rope_layout": (_enums.RopeLayout, "PQC_ROPE_"),
+         "pqc_subspace_layout": (_enums.SubspaceLayout, "PQC_SUBSPACES_"),
          "pqc_index_kind": (_enums.IndexKind, "PQC_INDEX_"), "pqc_group_rule": (_enums.GroupRule, "PQC_"),
          "pqc_budget_kind": (_enums.BudgetKind, "PQC_BUDGET_"), "pqc_verdict": (_enums.Verdict, "PQC_"),
          "pqc_head_rule": (_enums.HeadRule, "PQC_HEADS_"), "pqc_row_part": (_enums.RowPart, "PQC_"),

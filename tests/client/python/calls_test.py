@@ -1,5 +1,6 @@
 """The calls against a real daemon: right answers, and what is refused. Usage: calls_test.py BUILD"""
 
+import dataclasses
 import threading
 import unittest
 
@@ -8,7 +9,7 @@ import numpy as np
 from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group, running  # finds pqcached: first
 
 import pqcached
-from pqcached import DType, Index, RowPart, Selection, Tensor
+from pqcached import DType, Index, IndexKind, RopeLayout, RowPart, Selection, SubspaceLayout, Tensor
 from skip import skip_unless
 
 try:
@@ -157,6 +158,23 @@ class CallsTest(DaemonTest):
         np.testing.assert_allclose(scores.max, logits.max(axis=1), atol=1e-4)
         np.testing.assert_allclose(scores.sum_exp, np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1),
                                    rtol=1e-3)
+
+    def test_the_layout_of_subspaces_matters_where_halves_are_pairs(self):
+        def selected(rope, layout):
+            rotated = dataclasses.replace(group(), rope_layout=rope, rotary_dim=KEY_DIM)
+            cache = self.client.open_cache(f"rope {rope.name}", model_fingerprint="f", groups=[rotated], capacity_bytes=16 << 20)
+            self.addCleanup(cache.close)
+            sequence = cache.create_sequence()
+            self.addCleanup(sequence.close)
+            sequence.ingest(0, 0, self.layer.keys, self.layer.values)
+            index = Index.pq(4, 5, layout)
+            sequence.build_index(index, iterations=3, seed=1)
+            return sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(ratio=0.2, index=index)).positions.tolist()
+
+        contiguous = selected(RopeLayout.HALF, SubspaceLayout.CONTIGUOUS)
+        self.assertNotEqual(selected(RopeLayout.HALF, SubspaceLayout.PAIRS), contiguous)
+        self.assertEqual(selected(RopeLayout.NONE, SubspaceLayout.PAIRS), contiguous)
+        self.assertEqual(selected(RopeLayout.UNKNOWN, SubspaceLayout.PAIRS), contiguous)
 
     def test_rows_appended_after_the_build_are_found(self):
         sequence = self.sequence(layers=(0, 3))
@@ -479,6 +497,8 @@ class RefusalsTest(DaemonTest):
                 ((0, 39, queries, Selection(token_count=1 << 60, index=flat)), invalid, "token_count"),
                 ((0, 39, queries, Selection(token_count=41, index=flat)), invalid, "token_count"),
                 ((0, 39, queries, Selection(ratio=.5, index=Index.pq(3, 6))), invalid, "subspaces"),
+                ((0, 39, queries, Selection(ratio=.5, index=Index(IndexKind.FLAT, layout=SubspaceLayout.CONTIGUOUS))), invalid,
+                 "selection.index.layout"),
                 ((0, 39, queries, Selection(ratio=.5)), pqcached.FailedPrecondition, "index"),
                 ((0, 39, queries, Selection(ratio=.5, index=flat, excluded=[(3, 9), (5, 10)])), invalid,
                  "excluded")):
@@ -486,6 +506,7 @@ class RefusalsTest(DaemonTest):
                 select(*arguments)
         for arguments in ({}, {"ratio": 0.1, "token_count": 7}, {"ratio": 0.1, "group_rule": 9},
                           {"ratio": 0.1, "sink_tokens": -1}, {"ratio": 0.1, "index": Index(kind=77)},
+                          {"ratio": 0.1, "index": Index.pq(4, 8, 2)},
                           {"ratio": 0.1, "excluded": [(-1, 2)]}):
             with self.subTest(arguments=arguments), self.assertRaises(invalid):
                 Selection(**arguments)

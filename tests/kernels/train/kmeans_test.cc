@@ -254,6 +254,30 @@ TEST(KMeansTest, LoadSkipsAndConvertsRows) {
   }
 }
 
+TEST(KMeansTest, LoadJoinsTheHalvesOfPairs) {
+  std::vector<float> rows(300);
+  for (uint32_t i = 0; i < 300; ++i) rows[i] = static_cast<float>(i);
+  for (const Level level : AvailableLevels()) {
+    for (const uint32_t half : {1u, 7u, 8u, 9u, 16u, 17u}) {
+      std::vector<float> samples(size_t{3} * 2 * half, -1.0f);
+      KMeansLoad(Exec{level}, {.source_type = DType::kF32,
+                               .rows = reinterpret_cast<const std::byte*>(rows.data() + 5),
+                               .row_stride = 64 * sizeof(float),
+                               .row_count = 3,
+                               .dim = 2 * half,
+                               .pair_offset_bytes = 20 * sizeof(float),
+                               .sample_type = DType::kF32,
+                               .samples = reinterpret_cast<std::byte*>(samples.data())});
+      for (uint32_t row = 0; row < 3; ++row) {
+        for (uint32_t i = 0; i < 2 * half; ++i) {
+          const uint32_t wanted = 5 + row * 64 + (i < half ? i : 20 + i - half);
+          ASSERT_EQ(samples[row * 2 * half + i], static_cast<float>(wanted)) << LevelName(level);
+        }
+      }
+    }
+  }
+}
+
 TEST(KMeansTest, LoadGivesTheSameBitsAtEveryLevel) {
   // Every upper half of a float, with a lower half around the rounding tie.
   std::vector<uint32_t> bits;

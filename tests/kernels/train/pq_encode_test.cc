@@ -7,6 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "tests/kernels/select/paired_geometries.h"
+
 namespace pqcached::kernels {
 namespace {
 
@@ -25,6 +27,18 @@ double SquaredDistance(const float* a, const float* b, uint32_t dim) {
   double distance = 0.0;
   for (uint32_t i = 0; i < dim; ++i) distance += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
   return distance;
+}
+
+// Returns the numbers of a key in a sub-space. Written without DimOf, which defines the kernels.
+std::vector<float> SubspaceOf(const float* key, const PqGeometry& g, uint32_t subspace) {
+  const uint32_t dim = SubspaceDim(g);
+  const float* begin = key + subspace * dim;
+  if (subspace * dim >= g.paired_dims) return {begin, begin + dim};
+  std::vector<float> numbers;
+  for (const uint32_t half : {0u, g.paired_dims / 2}) {
+    for (uint32_t i = 0; i < dim / 2; ++i) numbers.push_back(key[half + subspace * dim / 2 + i]);
+  }
+  return numbers;
 }
 
 class EncodeProblem {
@@ -77,7 +91,8 @@ class EncodeProblem {
     }
     for (uint32_t row = 0; row < case_.row_count; ++row) {
       for (uint32_t subspace = 0; subspace < g.subspace_count; ++subspace) {
-        const float* key = keys_.data() + row * g.key_dim + subspace * dim;
+        const std::vector<float> numbers = SubspaceOf(keys_.data() + row * g.key_dim, g, subspace);
+        const float* key = numbers.data();
         const float* centroids = centroids_.data() + subspace * CentroidCount(g) * dim;
         const uint32_t code =
             GetCode(g, planes.data(), slot_count_, subspace, case_.first_slot + row);
@@ -133,6 +148,24 @@ TEST(PqEncodeTest, PicksNearestCentroidsAroundBlockBoundaries) {
       for (const Level level : AvailableLevels()) {
         SCOPED_TRACE(testing::Message() << LevelName(level) << " rows " << row_count);
         problem.ExpectNearest(problem.Encode(level));
+      }
+    }
+  }
+}
+
+TEST(PqEncodeTest, KeepsPairsTogether) {
+  for (const PqGeometry& geometry : PairedGeometries()) {
+    for (const DType dtype : {DType::kF16, DType::kBf16, DType::kF32}) {
+      for (const uint32_t row_count : {0u, 1u, 11u, 12u, 127u, 129u}) {
+        const EncodeProblem problem(
+            {.geometry = geometry, .dtype = dtype, .row_count = row_count, .first_slot = 3},
+            row_count);
+        for (const Level level : AvailableLevels()) {
+          SCOPED_TRACE(testing::Message() << LevelName(level) << " dim " << geometry.key_dim
+                                          << " m " << geometry.subspace_count << " paired "
+                                          << geometry.paired_dims << " rows " << row_count);
+          problem.ExpectNearest(problem.Encode(level));
+        }
       }
     }
   }

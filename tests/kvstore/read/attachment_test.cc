@@ -254,6 +254,8 @@ TEST_F(AttachmentTest, WrongFieldsAreNamed) {
   }
   EXPECT_EQ(refused([](Attachment& a) { a.header.index_count = 5; }), "index_count");
   EXPECT_EQ(refused([](Attachment& a) { a.header.indexes[0].bits = 9; }), "indexes[0]");
+  EXPECT_EQ(refused([](Attachment& a) { a.header.indexes[0].layout = SubspaceLayout{2}; }),
+            "indexes[0]");
   EXPECT_EQ(refused([](Attachment& a) { a.header.token_count = 1; }), "token_count");
   EXPECT_EQ(refused([](Attachment& a) { a.segments[1].first_position = 300; }),
             "segments[1].first_position");
@@ -306,20 +308,51 @@ TEST_F(AttachmentTest, AnImageOfAnotherLayoutIsRefusedByItsVersionWhateverItsSiz
 
 TEST_F(AttachmentTest, HeadersOfAnotherLayoutInThePoolAreRefusedWithBothVersions) {
   const LayerDescriptor& tail = attachment_.layers.back();
-  const auto make_with = [&](uint32_t* layout_version) {
-    *layout_version = kLayoutVersion - 1;
+  const auto make_with = [&](uint32_t* layout_version, uint32_t other) {
+    *layout_version = other;
     MappedLayer mapped;
     std::string wrong = MappedLayer::Make(attachment_, 7, Shape(), 0, pool_.data(), &mapped);
     *layout_version = kLayoutVersion;
     return wrong;
   };
-  const std::string versions = "layout_version is " + std::to_string(kLayoutVersion - 1) +
-                               "; this client reads " + std::to_string(kLayoutVersion);
   auto* data = reinterpret_cast<IndexDataHeader*>(pool_.data() + tail.index_data[0].offset_bytes());
   auto* codebook =
       reinterpret_cast<CodebookHeader*>(pool_.data() + tail.codebook[0].offset_bytes());
-  EXPECT_EQ(make_with(&data->layout_version), "segments[1] index data: " + versions);
-  EXPECT_EQ(make_with(&codebook->layout_version), "segments[1] codebook: " + versions);
+  for (const uint32_t other : {kOldestExtentVersion - 1, kLayoutVersion + 1}) {
+    const std::string versions = "layout_version is " + std::to_string(other) +
+                                 "; this client reads " + std::to_string(kLayoutVersion);
+    EXPECT_EQ(make_with(&data->layout_version, other), "segments[1] index data: " + versions);
+    EXPECT_EQ(make_with(&codebook->layout_version, other), "segments[1] codebook: " + versions);
+  }
+  // Extents that an earlier worker left.
+  EXPECT_EQ(make_with(&data->layout_version, kOldestExtentVersion), "");
+  EXPECT_EQ(make_with(&codebook->layout_version, kOldestExtentVersion), "");
+}
+
+TEST_F(AttachmentTest, ACodebookThatCutsSubspacesInAnImpossibleWayIsRefused) {
+  const LayerDescriptor& tail = attachment_.layers.back();
+  auto* codebook =
+      reinterpret_cast<CodebookHeader*>(pool_.data() + tail.codebook[0].offset_bytes());
+  const auto make_with = [&](uint32_t paired_dims) {
+    codebook->paired_dims = paired_dims;
+    MappedLayer mapped;
+    return MappedLayer::Make(attachment_, 7, Shape(), 0, pool_.data(), &mapped);
+  };
+  const uint32_t key_dim = Shape().key_dim;
+  EXPECT_EQ(make_with(key_dim), "");
+  for (const uint32_t wrong : {1u, key_dim / 2, key_dim - 2, key_dim + 1, 2 * key_dim, ~0u}) {
+    EXPECT_EQ(make_with(wrong), "segments[1] codebook: paired_dims") << wrong;
+  }
+  attachment_.header.indexes[0].layout = SubspaceLayout::kContiguous;
+  for (const LayerDescriptor& layer : attachment_.layers) {
+    if (!layer.index_data[0].valid()) continue;
+    std::byte* const data = pool_.data() + layer.index_data[0].offset_bytes();
+    reinterpret_cast<IndexDataHeader*>(data)->index.layout = SubspaceLayout::kContiguous;
+    std::byte* const centroids = pool_.data() + layer.codebook[0].offset_bytes();
+    reinterpret_cast<CodebookHeader*>(centroids)->index.layout = SubspaceLayout::kContiguous;
+  }
+  EXPECT_EQ(make_with(key_dim), "segments[1] codebook: paired_dims");
+  EXPECT_EQ(make_with(0), "");
 }
 
 TEST_F(AttachmentTest, FlippedImagesNeverLeadOutsideThePool) {

@@ -332,7 +332,21 @@ TEST_F(RecoveredExtentTest, AnyOtherPlaceInAHeaderIsRefused) {
   expect_refused("key_dim", codebook.key_dim);
   expect_refused("bits", codebook.index.bits);
   expect_refused("magic", codebook.magic);
-  expect_refused("layout_version", codebook.layout_version);
+  Reset();
+  codebook.paired_dims = kKeyDim;  // of a cache without rotary pairs
+  EXPECT_FALSE(Recover());
+}
+
+TEST_F(RecoveredExtentTest, ExtentsOfTheVersionsThatAreReadAreTaken) {
+  auto& data = *reinterpret_cast<IndexDataHeader*>(pool_->data(kData));
+  auto& codebook = *reinterpret_cast<CodebookHeader*>(pool_->data(kCodebook));
+  for (uint32_t* const version : {&data.layout_version, &codebook.layout_version}) {
+    for (uint32_t other = 0; other <= kLayoutVersion + 1; ++other) {
+      Reset();
+      *version = other;
+      EXPECT_EQ(Recover(), other >= kOldestExtentVersion && other <= kLayoutVersion) << other;
+    }
+  }
 }
 
 TEST_F(RecoveredExtentTest, CountedSlotsAreThoseOfTheSegment) {

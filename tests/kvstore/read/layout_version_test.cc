@@ -1,8 +1,8 @@
 // Every struct that another process reads has the layout that its version says.
 //
-// A struct may only grow, at its end, and with a higher version. The rows below are the layouts of
-// all versions so far. Rows are added, never changed: what they describe is in memory that clients
-// have mapped, or that an earlier process of the sidecar has left.
+// A struct may only grow at its end, or name a reserved field, with a higher version. The rows below
+// are the layouts of all versions so far. Rows are added, never changed: what they describe is in
+// memory that clients have mapped, or that an earlier process of the sidecar has left.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,6 +44,8 @@ const std::vector<Row>& Rows() {
        "unit 0, order 4"},
       {"kLayoutVersion", 1, "IndexDescriptor", 16, 4,
        "kind 0, subspace_count 4, bits 8, reserved 12"},
+      {"kLayoutVersion", 4, "IndexDescriptor", 16, 4,
+       "kind 0, subspace_count 4, bits 8, layout 12"},
       {"kLayoutVersion", 1, "IndexDataHeader", 88, 8,
        "magic 0, layout_version 4, index 8, kv_head_count 24, slot_capacity 28, "
        "plane_offset_bytes 32, head_stride_bytes 40, plane_stride_bytes 48, "
@@ -60,6 +62,10 @@ const std::vector<Row>& Rows() {
        "magic 0, layout_version 4, index 8, kv_head_count 24, key_dim 28, "
        "centroid_offset_bytes 32, head_stride_bytes 40, codebook_generation 48, "
        "trained_token_count 52, iteration_count 56, reserved 60, inertia 64"},
+      {"kLayoutVersion", 4, "CodebookHeader", 72, 8,
+       "magic 0, layout_version 4, index 8, kv_head_count 24, key_dim 28, "
+       "centroid_offset_bytes 32, head_stride_bytes 40, codebook_generation 48, "
+       "trained_token_count 52, iteration_count 56, paired_dims 60, inertia 64"},
       {"kLayoutVersion", 1, "LayerDescriptor", 112, 4,
        "layer 0, row_order 4, row_bytes 8, kv_head_count 12, row_extent_begin 16, reserved "
        "20, order 24, index_data 32, codebook 64, state 96"},
@@ -138,7 +144,7 @@ std::vector<Compiled> AllCompiled() {
   return {
       LAYOUT(ExtentRef, FIELD(ExtentRef, unit), FIELD(ExtentRef, order)),
       LAYOUT(IndexDescriptor, FIELD(IndexDescriptor, kind), FIELD(IndexDescriptor, subspace_count),
-             FIELD(IndexDescriptor, bits), FIELD(IndexDescriptor, reserved)),
+             FIELD(IndexDescriptor, bits), FIELD(IndexDescriptor, layout)),
       LAYOUT(IndexDataHeader, FIELD(IndexDataHeader, magic), FIELD(IndexDataHeader, layout_version),
              FIELD(IndexDataHeader, index), FIELD(IndexDataHeader, kv_head_count),
              FIELD(IndexDataHeader, slot_capacity), FIELD(IndexDataHeader, plane_offset_bytes),
@@ -156,7 +162,7 @@ std::vector<Compiled> AllCompiled() {
              FIELD(CodebookHeader, key_dim), FIELD(CodebookHeader, centroid_offset_bytes),
              FIELD(CodebookHeader, head_stride_bytes), FIELD(CodebookHeader, codebook_generation),
              FIELD(CodebookHeader, trained_token_count), FIELD(CodebookHeader, iteration_count),
-             FIELD(CodebookHeader, reserved), FIELD(CodebookHeader, inertia)),
+             FIELD(CodebookHeader, paired_dims), FIELD(CodebookHeader, inertia)),
       LAYOUT(LayerDescriptor, FIELD(LayerDescriptor, layer), FIELD(LayerDescriptor, row_order),
              FIELD(LayerDescriptor, row_bytes), FIELD(LayerDescriptor, kv_head_count),
              FIELD(LayerDescriptor, row_extent_begin), FIELD(LayerDescriptor, reserved),
@@ -260,6 +266,30 @@ std::string Wrong(const Compiled& compiled, const std::vector<Row>& rows) {
          RowText(compiled, compiled.version + 1);
 }
 
+std::vector<std::string> FieldsOf(const std::string& fields) {
+  std::vector<std::string> all;
+  for (size_t begin = 0; begin < fields.size();) {
+    const size_t end = std::min(fields.find(", ", begin), fields.size());
+    all.push_back(fields.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  return all;
+}
+
+// Returns whether all fields of `earlier` are the first ones of `later`. A reserved field, which is
+// zero in all memory of its version, may have a name later.
+bool Continues(const std::string& earlier, const std::string& later) {
+  const std::vector<std::string> before = FieldsOf(earlier), after = FieldsOf(later);
+  if (before == after || before.size() > after.size()) return false;
+  for (size_t i = 0; i < before.size(); ++i) {
+    const std::string reserved = "reserved ";
+    const bool named = before[i].starts_with(reserved) &&
+                       after[i].ends_with(" " + before[i].substr(reserved.size()));
+    if (before[i] != after[i] && !named) return false;
+  }
+  return true;
+}
+
 // Returns "" or what is wrong with the rows of one struct, which ascend.
 std::string WrongRows(const std::vector<Row>& rows) {
   for (size_t later = 0; later < rows.size(); ++later) {
@@ -268,7 +298,7 @@ std::string WrongRows(const std::vector<Row>& rows) {
       const Row& b = rows[later];
       if (a.version_name != b.version_name || a.name != b.name) continue;
       if (a.since >= b.since) return std::string(b.name) + ": rows must ascend by version";
-      if (a.size_bytes > b.size_bytes || !b.fields.starts_with(a.fields + ", ")) {
+      if (a.size_bytes > b.size_bytes || !Continues(a.fields, b.fields)) {
         return std::string(b.name) + ": may only grow at its end";
       }
     }
@@ -291,6 +321,19 @@ TEST(LayoutVersionTest, EveryRowIsOfAStructAndAVersionThatThereWas) {
     });
     EXPECT_TRUE(known) << row.name << " since " << row.version_name << " " << row.since;
   }
+}
+
+TEST(LayoutVersionTest, OnlyReservedFieldsGetAName) {
+  EXPECT_TRUE(Continues("a 0, reserved 4", "a 0, b 4"));
+  EXPECT_TRUE(Continues("a 0, reserved 4", "a 0, b 4, c 8"));
+  EXPECT_TRUE(Continues("a 0, reserved 4, b 8", "a 0, c 4, b 8"));
+  EXPECT_FALSE(Continues("a 0, b 4", "a 0, c 4"));
+  EXPECT_FALSE(Continues("a 0, b 4", "a 0, reserved 4"));
+  EXPECT_FALSE(Continues("a 0, reserved 4", "a 0, b 8"));
+  EXPECT_FALSE(Continues("a 0, reserved 4", "a 0"));
+  EXPECT_FALSE(Continues("a 0, reserved 14", "a 0, b 4"));
+  EXPECT_FALSE(Continues("a 0, reserved 4", "a 0, b 14"));
+  EXPECT_FALSE(Continues("a 0, b 4", "a 0, b 4"));
 }
 
 struct Grown {

@@ -396,8 +396,8 @@ TEST_F(Recovery, RefusesMemoryOfAnotherVersionAndTouchesNothing) {
     versions[0] = uint64_t{record_version} << 32 | layout_version;
     versions[1] = ~versions[0];
   };
-  set_versions(kLayoutVersion - 1, kRecordVersion);
-  expect_refused(kLayoutVersion - 1, kRecordVersion);
+  set_versions(kOldestExtentVersion - 1, kRecordVersion);
+  expect_refused(kOldestExtentVersion - 1, kRecordVersion);
   set_versions(kLayoutVersion + 1, kRecordVersion);
   expect_refused(kLayoutVersion + 1, kRecordVersion);
   set_versions(kLayoutVersion, kRecordVersion + 1);

@@ -286,6 +286,10 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
   Check("default is flat", Build([](B& b) { b.clear_index(); }), invalid, "index.flat");
   Check("m", Build([](B& b) { *b.mutable_index() = Pq(5, 4); }), invalid, "index.pq.subspaces");
   Check("b", Build([](B& b) { *b.mutable_index() = Pq(4, 3); }), invalid, "index.pq.bits");
+  Check("layout", Build([](B& b) {
+          b.mutable_index()->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(2));
+        }),
+        invalid, "index.pq.layout");
   Check("iterations", Build([](B& b) { b.set_iterations(1001); }), invalid, "iterations");
   Check("train_tokens", Build([](B& b) { b.set_train_tokens(uint64_t{1} << 40); }), invalid,
         "train_tokens");
@@ -330,6 +334,11 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
   Check("groups", open([](R& r) { r.clear_layer_groups(); }), invalid, "layer_groups");
   Check("index", open([](R& r) { *r.mutable_default_index() = Pq(3, 4); }), invalid,
         "default_index.pq.subspaces");
+  Check("layout", open([](R& r) {
+          *r.mutable_default_index() = Pq(4, 4);
+          r.mutable_default_index()->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(-1));
+        }),
+        invalid, "default_index.pq.layout");
   Check("kind", open(group([](G& g) { g.clear_kind(); })), invalid, "layer_groups[0].kind");
   Check("other kind", open(group([](G& g) { g.set_kind(static_cast<v1::LayerKind>(5)); })), invalid,
         "layer_groups[0].kind");

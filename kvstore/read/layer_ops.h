@@ -28,7 +28,7 @@ struct SelectLayerArgs {
   // at most k = the index alone selects.
   uint32_t shortlist_count = 0;
   std::span<uint32_t> positions;  // [kv_heads, k], overwritten, ascending per kv head
-  // Logits of the positions, [query_heads, k], overwritten, with which AttendLayer goes on; only with
+  // Logits of the positions, [query_heads, k], overwritten, which AttendLayer can take; only with
   // a shortlist. Empty = not wanted.
   std::span<float> logits = {};
 };

@@ -13,7 +13,7 @@ namespace pqcached::client {
 namespace {
 
 // The sidecar's default for a cache that names no index.
-constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 2, 6};
+constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 4, 8};
 // The first kRemoteVersion whose library sends the kinds full and window.
 constexpr uint32_t kLayerKindsVersion = 11;
 

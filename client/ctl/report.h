@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 // Returns a number, or the number in a string; 0 when the value is neither.
 uint64_t Number(const Json& value);
-// Returns, for example, "pq m=2 b=6", "flat" or "default".
+// Returns, for example, "pq m=4 b=8", "flat" or "default".
 std::string IndexName(const Json& index_spec);
 
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences);

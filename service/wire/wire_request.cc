@@ -215,7 +215,7 @@ absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& reque
   }
   ASSIGN_OR_RETURN(const auto index,
                    IndexOf(request.has_default_index(), request.default_index(), "default_index"));
-  spec.default_index = index.value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 2, 6});
+  spec.default_index = index.value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 4, 8});
   return spec;
 }
 

@@ -136,6 +136,9 @@ class ClientStepTest : public DeviceTest {
     spec.groups = &group;
     spec.group_count = 1;
     spec.capacity_bytes = 1 << 20;
+    spec.default_index.kind = PQC_INDEX_PQ;
+    spec.default_index.subspaces = PoolSidecar::kIndex.subspace_count;
+    spec.default_index.bits = PoolSidecar::kIndex.bits;
     ExpectOk(pqc_cache_open(client_, &spec, &cache_));
   }
 

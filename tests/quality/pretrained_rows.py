@@ -30,7 +30,7 @@ from vector_study import study
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = ["README.md", "client/README.md", "client/INTEGRATE.md", "service/README.md", "tests/quality/FINDINGS.md", "kvstore/README.md",
          "proto/GLOSSARY.md"]
-LAYERS = [2, 10, 18, 26]
+LAYERS = {"engine": [2, 10, 18, 26], "systems": [1, 5, 9, 13, 17, 21, 25, 29]}
 TOKENS, QUERIES, STRIDE = 8192, 512, 16
 RERANK = {"area": "engine", "name": "rerank2_mass_gain_m2b6_r10_smollm2", "unit": "share of mass", "better": "higher", "goal": 0.02}
 PAIRS = {"area": "systems", "unit": "share of mass", "better": "higher"}
@@ -38,16 +38,16 @@ LAYOUTS = [(2, 6, {"name": "pair_layout_mass_gain_m2b6_smollm2", "goal": 0.004})
            (4, 4, {"name": "pair_layout_mass_gain_m4b4_smollm2", "goal": 0.015})]
 
 
-def captured(folder):
+def captured(folder, layers):
     """One problem per layer: the context is all but the last QUERIES tokens, which are appended."""
     text = folder / "text.md"
     text.write_text("\n".join((ROOT / name).read_text() for name in TEXTS))
     subprocess.run([sys.executable, ROOT / "tests/quality/capture.py", text, "--out", folder, "--tokens", str(TOKENS),
-                    "--layers", ",".join(map(str, LAYERS)), "--queries", str(QUERIES)], check=True)
+                    "--layers", ",".join(map(str, layers)), "--queries", str(QUERIES)], check=True)
     meta = json.loads((folder / "meta.json").read_text())
     count = len(meta["tokens"])
     chosen = np.arange(STRIDE - 1, QUERIES, STRIDE)
-    for layer in LAYERS:
+    for layer in layers:
         q, k, v = (np.load(folder / f"layer{layer}_{name}.npy") for name in "qkv")
         first = count - QUERIES
         turn = Turn(stored(k[:, first:]), stored(v[:, first:]), np.ascontiguousarray(q[:, chosen].transpose(1, 0, 2)), first + chosen)
@@ -66,7 +66,7 @@ def gain(row, pairs, against):
     gains = [after - before for before, after in pairs]
     without, reached = np.mean(pairs, axis=0)
     return {**row, "value": reached - without, "samples": len(pairs), "spread": float(np.subtract(*np.quantile(gains, [0.75, 0.25]))),
-            "against": against.format(without=without, reached=reached, where=f"{len(LAYERS)} layers, {TOKENS} tokens")}
+            "against": against.format(without=without, reached=reached, where=f"{len(pairs)} layers, {TOKENS} tokens")}
 
 
 def rerank_rows(problems, rows_of):
@@ -98,7 +98,7 @@ def measured(build, area):
     pqcached = load_client(build)
     with tempfile.TemporaryDirectory() as folder, sidecar.running(build) as endpoint:
         rows_of = lambda problem: contextlib.closing(Rows(pqcached, endpoint, problem))
-        return (rerank_rows if area == "engine" else layout_rows)(captured(pathlib.Path(folder)), rows_of)
+        return (rerank_rows if area == "engine" else layout_rows)(captured(pathlib.Path(folder), LAYERS[area]), rows_of)
 
 
 def absent():

@@ -327,7 +327,7 @@ typedef struct pqc_cache_spec {
   /* Memory of the cache's pool, which is promised to it. 0: the pool grows with its use, as long as
    * the tenant's quota allows, and becomes smaller again. */
   uint64_t capacity_bytes;
-  pqc_index default_index; /* of calls of this handle; PQC_INDEX_DEFAULT = pq m=2 b=6 */
+  pqc_index default_index; /* of calls of this handle; PQC_INDEX_DEFAULT = pq m=4 b=8 */
   /* Ranks (processes) of one model: NULL and zeros for a single process. Each rank opens the cache
    * of the same name with its own layers and kv heads; the fields give their place in the model. */
   const char* rank_group; /* name shared by the ranks, at most 128 bytes */

@@ -84,7 +84,7 @@ class Client(EventSource):
 
         name: 1..128 bytes. model_fingerprint: 1..256 bytes, must include everything that affects K
         and V. capacity_bytes: size of the cache's pool; 0: it grows within the tenant's quota.
-        default_index: of the calls of this handle that name no index; pq(2, 6) when not given.
+        default_index: of the calls of this handle that name no index; pq(4, 8) when not given.
         rank: for a model that spans several processes. numa_node: -1 or 0.
 
         Raises FailedPrecondition (the cache exists with another fingerprint or shape),

@@ -125,7 +125,7 @@ class Session:
     """
 
     def __init__(self, client: Client, config: Any, *, model_fingerprint: str, capacity_bytes: int,
-                 selection: Selection, index: Index = Index.pq(2, 6), index_tokens: int = 1024,
+                 selection: Selection, index: Index = Index.pq(4, 8), index_tokens: int = 1024,
                  cache_name: str = "transformers", exact: Optional[Callable[..., Any]] = None) -> None:
         if selection.window_tokens < 1:
             raise InvalidArgument("selection.window_tokens: must be at least 1: the new token itself")

@@ -485,6 +485,17 @@ TEST_P(DaemonTest, EachHandleOfACacheHasItsOwnDefaultIndex) {
   expect(grown, wide, narrow);
 }
 
+TEST_P(DaemonTest, TheDefaultIndexIsM4B8) {
+  const Layer layer(700, 23);
+  Cache cache = Must(client_.OpenCache(SpecOf("default", {0})));
+  Sequence sequence = Fill(cache, layer, 700);
+  const Query query = QueryAtEnd(layer);
+  const Selected by_default = Must(sequence.TopK(query, {.token_count = 200}));
+  const Selected by_name =
+      Must(sequence.TopK(query, {.index = Index::Pq(4, 8), .token_count = 200}));
+  EXPECT_EQ(by_default.positions, by_name.positions);
+}
+
 TEST_P(DaemonTest, ADroppedCacheIsGoneAndItsNameIsFree) {
   const Layer layer(300, 18);
   Cache cache = Must(client_.OpenCache(SpecOf("dropped", {0})));

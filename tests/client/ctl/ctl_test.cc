@@ -81,7 +81,7 @@ TEST_F(CtlTest, ShowsWhatThePqcachedHolds) {
 
   const Outcome list = Run({"ls"});
   EXPECT_EQ(list.exit_code, 0) << list.output;
-  for (const char* part : {"SEQUENCE", "the-cache", "model of the-cache", "pq m=2 b=6", " 300 "}) {
+  for (const char* part : {"SEQUENCE", "the-cache", "model of the-cache", "pq m=4 b=8", " 300 "}) {
     EXPECT_NE(list.output.find(part), std::string::npos) << part << " in\n" << list.output;
   }
   const Outcome description = Run({"describe", id});
@@ -267,6 +267,7 @@ TEST_F(CtlTest, TellsWhetherARequestWouldFit) {
   const Layer layer(kTokens, 1);
   CacheSpec spec = SpecOf("the-cache", {0});
   spec.capacity_bytes = 24 << 16;
+  spec.default_index = Index::Pq(2, 6);
   Client tenant = Must(Client::Open({.endpoint = daemon_.endpoint(), .tenant = "tenant"}));
   Cache cache = Must(tenant.OpenCache(spec));
   const std::string id = RunJson({"ls"}).at("caches").at(0).at("cache_id");

@@ -36,7 +36,7 @@ constexpr uint32_t kSelected[] = {1, 3, 4};
 constexpr uint32_t kLayerCount = 6;
 constexpr size_t kQueryFloats = Layer::kQueryHeads * Layer::kKeyDim;
 // Codes of two layers of the default index: two sequences.
-constexpr kernels::PqGeometry kGeometry = {Layer::kKeyDim, 2, 6};
+constexpr kernels::PqGeometry kGeometry = {Layer::kKeyDim, 4, 8};
 const uint64_t kTwoLayers =
     uint64_t{2} * 2 * Layer::kKvHeads * kernels::PlaneCount(kGeometry) * kernels::PlaneStride(2048);
 

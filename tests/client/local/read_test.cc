@@ -88,7 +88,7 @@ TEST_F(LocalReadTest, AttendingToEverythingIsFullAttention) {
 TEST_F(LocalReadTest, SelectionsAreThoseOfTheSidecar) {
   const Layer layer(1100, 4);
   Sequence sequence = Fill(layer, 900);
-  for (const Index& index : {Index::Flat(), Index::Pq(2, 6)}) {
+  for (const Index& index : {Index::Flat(), Index::Pq(4, 8)}) {  // the latter is the default
     const Selection selection = {.index = index,
                                  .sink_tokens = kSink,
                                  .window_tokens = kWindow,
@@ -101,7 +101,7 @@ TEST_F(LocalReadTest, SelectionsAreThoseOfTheSidecar) {
                              .excluded = {{100, 300}, {640, 641}},
                              .budget_kind = kvstore::BudgetKind::kCount,
                              .budget_count = 125};
-    if (index.kind == PQC_INDEX_PQ) terms.index = {kvstore::IndexKind::kPq, 2, 6};
+    if (index.kind == PQC_INDEX_PQ) terms.index = {kvstore::IndexKind::kPq, 4, 8};
     const auto expected = sidecar_.store->TopK(
         testing::kTestTenant, sequence.id(),
         {.layer = 0,

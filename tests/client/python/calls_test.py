@@ -60,7 +60,7 @@ class CallsTest(DaemonTest):
 
     def test_all_tokens_merged_with_the_ends_are_full_attention(self):
         sequence = self.filled()
-        sequence.build_index(Index.pq(2, 6), sink_tokens=4)
+        sequence.build_index(Index.pq(4, 8), sink_tokens=4)  # the default, which the selection has
         attention = sequence.attend(0, TOKENS - 1, self.layer.queries,
                                     Selection(ratio=1.0, sink_tokens=4, window_tokens=32))
         ends = [np.r_[0:4, TOKENS - 32:TOKENS]] * KV_HEADS

@@ -10,7 +10,7 @@ from pqcached import Index, PathChoice, Selection, StepItem
 TOKENS = 600
 ALL = Selection(ratio=1.0, sink_tokens=4, window_tokens=32)
 SOME = Selection(ratio=0.2, sink_tokens=4, window_tokens=32)
-INDEX = Index.pq(2, 6)
+INDEX = Index.pq(4, 8)  # the default
 
 
 def new_rows(count, seed):

@@ -307,6 +307,7 @@ TEST_F(PairRecovery, CodebooksOfAnEarlierVersionStayContiguous) {
   versions[1] = ~versions[0];
 
   Open(SpecWith(Rope::kHalf, 32));
+  if (HasFatalFailure()) return;
   EXPECT_EQ(static_cast<uint32_t>(versions[0]), kLayoutVersion);
   EXPECT_EQ(store_->Recovery().dropped_records, 0u);
   EXPECT_EQ(Logits(Pq(2, 4), 0, 300), before);

@@ -96,6 +96,21 @@ TEST_F(RpcTest, CachesKeepTheirRope) {
   EXPECT_FALSE(caches.caches(0).layer_groups(1).has_rope());
 }
 
+TEST_F(RpcTest, ACacheWithoutADefaultIndexHasPqM4B8) {
+  Start();
+  const auto client = Connect();
+  v1::OpenCacheRequest request = CacheRequest();
+  request.clear_default_index();
+  v1::OpenCacheResponse response;
+  ASSERT_TRUE(client->kv().OpenCache(client->Context().get(), request, &response).ok());
+  v1::ListCachesResponse caches;
+  ASSERT_TRUE(client->admin().ListCaches(client->Context().get(), {}, &caches).ok());
+  const v1::PqIndex& index = caches.caches(0).default_index().pq();
+  EXPECT_EQ(index.subspaces(), 4u);
+  EXPECT_EQ(index.bits(), 8u);
+  EXPECT_EQ(index.layout(), v1::PqIndex::LAYOUT_PAIRS);
+}
+
 TEST_F(RpcTest, IngestedRowsComeBackAsTheyWere) {
   Start();
   const auto client = Connect();

@@ -67,6 +67,8 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   state->model_fingerprint = arguments.spec.model_fingerprint;
   RETURN_IF_ERROR(ReadIndex(arguments.spec.default_index, "spec.default_index", kDefaultIndex,
                             &state->default_index));
+  RETURN_IF_ERROR(
+      CheckSendable(state->default_index, "spec.default_index", client->state->remote_version));
   for (size_t i = 0; i < arguments.groups.size(); ++i) {
     RETURN_IF_ERROR(AddLayers(arguments.groups[i], i, state.get()));
   }

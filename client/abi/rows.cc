@@ -121,6 +121,8 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   if (options.index.kind == PQC_INDEX_DEFAULT) {
     options.index = ToIndex(sequence->state->cache->default_index);
   }
+  RETURN_IF_ERROR(CheckSendable(ToDescriptor(options.index), "options.index",
+                                sequence->state->cache->client->remote_version));
   const auto begun = DeadlineClock::now();
   Remote* remote = nullptr;
   {

@@ -53,6 +53,10 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
   *sequence = nullptr;
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
+  if (options.has_live_index) {
+    RETURN_IF_ERROR(CheckSendable(ToDescriptor(options.index), "options.index",
+                                  cache->state->client->remote_version));
+  }
   std::unique_ptr<pqc_sequence> created = NewHandle(cache->state);
   uint64_t id = 0, tokens = 0;
   RefusalBuffer error;

@@ -182,6 +182,17 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
   return PQC_OK;
 }
 
+pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name,
+                         uint32_t remote_version) {
+  constexpr uint32_t kLayoutVersion = 16;  // of Remote: the first that sends a layout
+  if (index.layout == kvstore::SubspaceLayout::kPairs || remote_version >= kLayoutVersion) {
+    return PQC_OK;
+  }
+  return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.layout", name),
+              "libpqcached_rpc is older than layouts of sub-spaces; install the library of the "
+              "client's release");
+}
+
 pqc_index ToIndex(const kvstore::IndexDescriptor& index) {
   pqc_index to = PQC_INIT(pqc_index);
   const bool is_pq = index.kind == kvstore::IndexKind::kPq;

@@ -87,6 +87,9 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
                      const kvstore::IndexDescriptor& default_index, kvstore::IndexDescriptor* to);
 // Converts an index of kind pq that was checked.
 kvstore::IndexDescriptor ToDescriptor(const pqc_index& index);
+// Refuses an index of which a libpqcached_rpc of this version would leave a part out.
+pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name,
+                         uint32_t remote_version);
 // Returns the struct of the C ABI for an index.
 pqc_index ToIndex(const kvstore::IndexDescriptor& index);
 

@@ -121,7 +121,7 @@ std::string IndexName(const Json& index_spec) {
   if (index_spec.contains("pq")) {
     const Json& pq = index_spec.at("pq");
     return "pq m=" + Count(pq.at("subspaces")) + " b=" + Count(pq.at("bits")) +
-           (pq.value("layout", "") == "LAYOUT_CONTIGUOUS" ? " contiguous" : "");
+           (pq.contains("layout") && pq.at("layout") == "LAYOUT_CONTIGUOUS" ? " contiguous" : "");
   }
   return index_spec.contains("flat") ? "flat" : "default";
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/step/decode.h"
 #include "client/step/preparer.h"
@@ -126,6 +127,7 @@ class RemoteReads final : public ReadBackend {
 
   pqc_status Score(SequenceState&, const QueryView& query, const kvstore::IndexDescriptor& index,
                    kvstore::TokenRange tokens, const ScoresOut& out) override {
+    RETURN_IF_ERROR(client::CheckSendable(index, "index", client_.remote_version));
     RefusalBuffer error;
     return Report(remote().Score(query, index, tokens, out, &error), error, {{"items[0]", ""}});
   }
@@ -294,8 +296,10 @@ class RemoteReads final : public ReadBackend {
  private:
   Remote& remote() const { return *client_.remote; }
 
-  // An older library would leave the factor out.
+  // An older library would leave a part of the selection out.
   pqc_status CheckSendable(const kvstore::Selection& selection) const {
+    RETURN_IF_ERROR(
+        client::CheckSendable(selection.index, "selection.index", client_.remote_version));
     if (selection.rerank_factor == 1.0f || client_.remote_version >= kRerankVersion) return PQC_OK;
     return Fail(PQC_UNIMPLEMENTED, "selection.rerank_factor",
                 "libpqcached_rpc is older than re-ranking on the remote path; install the library "

@@ -221,8 +221,11 @@ absl::StatusOr<std::shared_ptr<const Codebook>> LiveSequence::Train(const Snapsh
   LayerTraining training = Training(place.layer_slot, segments);
   training.first = state.codebook.get();
   training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
-  // Centroids that were trained on the same generation are already close to the result.
-  if (state.generation_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
+  // Centroids that were trained on the same generation are already close to the result, unless
+  // their sub-spaces were cut in another way.
+  const bool is_close = state.generation_begin < place.begin() && state.codebook != nullptr &&
+                        state.codebook->header().paired_dims == codebook->header().paired_dims;
+  if (is_close) training.iterations = (training.iterations + 1) / 2;
   TrainLayer(*cache_, training, *codebook);
   if (!go_on_()) return Cancelled("the training was given up");
   ++next_generation_;

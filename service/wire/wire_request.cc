@@ -232,6 +232,11 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
   if (!present) return std::nullopt;
   switch (spec.kind_case()) {
     case v1::IndexSpec::kPq:
+      if (!v1::PqIndex::Layout_IsValid(spec.pq().layout())) {
+        return InvalidArgument(field + ".pq.layout",
+                               absl::StrCat(static_cast<int>(spec.pq().layout()),
+                                            ", must be 0 (pairs) or 1 (contiguous)"));
+      }
       return kvstore::IndexDescriptor{kvstore::IndexKind::kPq, spec.pq().subspaces(),
                                       spec.pq().bits(),
                                       static_cast<kvstore::SubspaceLayout>(spec.pq().layout())};

@@ -148,6 +148,7 @@ void ReadAll(kvstore::MappedLayer& mapped, const std::byte* pool, uint32_t token
       }
       if (segment.codebook != nullptr) {
         const kvstore::CodebookHeader& codebook = *segment.codebook;
+        if (!kernels::IsValid(kvstore::GeometryOf(codebook))) Found("a codebook's cut is invalid");
         read(reinterpret_cast<const std::byte*>(segment.codebook) + codebook.centroid_offset_bytes +
                  head * codebook.head_stride_bytes,
              codebook.head_stride_bytes);

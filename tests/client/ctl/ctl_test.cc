@@ -50,6 +50,9 @@ TEST(ReportTest, IndexesHaveNames) {
   EXPECT_EQ(ctl::IndexName(Json::parse(
                 R"({"pq": {"subspaces": 4, "bits": 8, "layout": "LAYOUT_CONTIGUOUS"}})")),
             "pq m=4 b=8 contiguous");
+  // A layout that a later sidecar may have, as protobuf prints it.
+  EXPECT_EQ(ctl::IndexName(Json::parse(R"({"pq": {"subspaces": 4, "bits": 8, "layout": 7}})")),
+            "pq m=4 b=8");
   EXPECT_EQ(ctl::IndexName(Json::parse(R"({"flat": {}})")), "flat");
   EXPECT_EQ(ctl::Number(Json("18446744073709551615")), UINT64_MAX);
 }

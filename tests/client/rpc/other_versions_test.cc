@@ -82,6 +82,35 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveReRankingOut) {
   EXPECT_NE(Must(sequence.TopK(query, selection)).positions, reranked);
 }
 
+// An older library would send the index without its layout.
+TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveALayoutOut) {
+  daemon_.AwaitServing();
+  const auto& [version, path] = GetParam();
+  Client client = Must(Open(version.library, path));
+  const bool is_older = version.library == std::string(PQCACHED_RPC_OLDER);
+  const auto expect = [&](const Status& status, const std::string& field) {
+    EXPECT_EQ(status.code(), is_older ? PQC_UNIMPLEMENTED : PQC_OK) << status.ToString();
+    if (is_older) {
+      EXPECT_EQ(status.field(), field);
+    }
+  };
+  const Index contiguous = Index::Pq(2, 6, PQC_SUBSPACES_CONTIGUOUS);
+  CacheSpec spec = SpecOf("contiguous", {0});
+  spec.default_index = contiguous;
+  expect(client.OpenCache(spec).status(), "spec.default_index.layout");
+  Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+  expect(cache.CreateSequence({.live_index = LiveIndex{.index = contiguous}}).status(),
+         "options.index.layout");
+  const Layer layer(600, 1);
+  Sequence sequence = Must(cache.CreateSequence());
+  MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 600), layer.values(0, 600)));
+  expect(sequence.BuildIndex({.index = contiguous}), "options.index.layout");
+  if (!is_older || path == PQC_PATH_ONLY_LOCAL) return;
+  const Query query{.layer = 0, .query_position = 599, .queries = layer.queries()};
+  expect(sequence.TopK(query, {.index = contiguous, .retrieved_tokens = 50}).status(),
+         "selection.index.layout");
+}
+
 TEST(OtherLibraryTest, ReadsAConfigurationWhenItIsNewEnough) {
   const std::string config =
       R"({"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 256,

@@ -166,6 +166,7 @@ std::vector<pqc_layer_kind> KindsOf(const Struct& fields) {
                                              std::to_string(layer_count));
   }
   std::vector<pqc_layer_kind> kinds;
+  kinds.reserve(layer_count);
   for (int layer = 0; layer < names.size(); ++layer) {
     kinds.push_back(KindOf(names[layer].string_value(), layer));
   }

@@ -80,8 +80,13 @@ class Trainer {
   std::span<float> centroids() { return std::span(centroids_).first(kCentroids * kDim); }
 
   void Load(const PointSet& points, DType sample_type) {
-    kernels::KMeansLoad(
-        {}, {DType::kBf16, points.rows(), kRowBytes, kPoints, kDim, sample_type, samples_.data()});
+    kernels::KMeansLoad({}, {.source_type = DType::kBf16,
+                             .rows = points.rows(),
+                             .row_stride = kRowBytes,
+                             .row_count = kPoints,
+                             .dim = kDim,
+                             .sample_type = sample_type,
+                             .samples = samples_.data()});
     problem_ = {sample_type, samples_.data(), kPoints, kDim, kCentroids, centroids()};
   }
 

@@ -95,8 +95,13 @@ class CpuBuild {
   kernels::KMeansProblem Load(uint32_t task, DType type, std::vector<std::byte>& samples,
                               std::span<float> centroids) const {
     samples.resize(size_t{rows_.tokens} * kSubspaceDim * kernels::DTypeBytes(type));
-    kernels::KMeansLoad({}, {DType::kF16, rows_.Head(task / 2) + task % 2 * kSubspaceDim * 2,
-                             kRowBytes, rows_.tokens, kSubspaceDim, type, samples.data()});
+    kernels::KMeansLoad({}, {.source_type = DType::kF16,
+                             .rows = rows_.Head(task / 2) + task % 2 * kSubspaceDim * 2,
+                             .row_stride = kRowBytes,
+                             .row_count = rows_.tokens,
+                             .dim = kSubspaceDim,
+                             .sample_type = type,
+                             .samples = samples.data()});
     return {type, samples.data(), rows_.tokens, kSubspaceDim, kCentroids, centroids};
   }
 

@@ -208,7 +208,7 @@ TEST(OlderClientTest, WhatItHasInPlaceOfTheFactorIsNotRead) {
   const Layer layer(600, 1);
   Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
   Sequence sequence = FillIndexed(cache, layer, 600, 1, 0);
-  kvstore::Selection selection{.index = {kvstore::IndexKind::kPq, 2, 6},
+  kvstore::Selection selection{.index = {kvstore::IndexKind::kPq, 4, 8},
                                .budget_kind = kvstore::BudgetKind::kRetrieved,
                                .budget_count = 50};
   const std::vector<uint32_t> plain =

@@ -213,7 +213,7 @@ TEST_F(StepTest, WrongItemsAreNamedAndNothingChanges) {
   Sequence elsewhere = Must(another.CreateSequence());
   Expect(begin({{&sequence, 300}, {&elsewhere, 0}}), PQC_INVALID_ARGUMENT, "items[1].sequence",
          "belongs to another cache");
-  const Selection no_index = {.index = Index::Pq(4, 8), .ratio = 0.5};
+  const Selection no_index = {.index = Index::Pq(4, 6), .ratio = 0.5};
   const StepItem items[] = {{&sequence, 300}};
   Expect(client_.BeginStep(items, &no_index).status(), PQC_FAILED_PRECONDITION, "items[0]",
          "build it");

@@ -285,7 +285,7 @@ typedef struct pqc_layer_group {
   pqc_dtype dtype;        /* format of the stored rows */
   float softmax_scale;    /* factor of the logits; 0 = 1 / sqrt(key_dim) */
   float softcap;          /* logits become softcap * tanh(logits / softcap); 0 = none */
-  pqc_rope_layout rope_layout; /* PQC_ROPE_UNKNOWN also joins a cache with another layout */
+  pqc_rope_layout rope_layout; /* of the first that opens the cache; UNKNOWN joins others */
   double rope_theta;
   uint32_t rotary_dim;        /* rotated dims of a key */
   uint32_t values_alias_keys; /* must be 0 in this version */

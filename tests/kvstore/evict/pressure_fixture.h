@@ -69,6 +69,14 @@ struct PressureStore : SharingStore {
     }
     return retained;
   }
+  // Returns the slots of each segment.
+  std::vector<uint32_t> Capacities(uint64_t id) {
+    std::vector<uint32_t> capacities;
+    for (const SegmentInfo& segment : Describe(id).segments) {
+      capacities.push_back(segment.slot_capacity);
+    }
+    return capacities;
+  }
   absl::Status Read(uint64_t id) {
     return store->FetchBlocks(kTenant, id, group.layers[0], {0, 1}, RowPart::kRow).status();
   }

@@ -34,13 +34,7 @@ StoreOptions Options(uint32_t segment_tokens = kSegmentTokens) {
 
 class Shrink : public ::testing::Test {
  protected:
-  std::vector<uint32_t> Capacities(uint64_t id) {
-    std::vector<uint32_t> capacities;
-    for (const SegmentInfo& segment : shared_.Describe(id).segments) {
-      capacities.push_back(segment.slot_capacity);
-    }
-    return capacities;
-  }
+  std::vector<uint32_t> Capacities(uint64_t id) { return shared_.Capacities(id); }
   static absl::Status Build(PressureStore& shared, uint64_t id, uint32_t subspaces = 2) {
     return shared.store->BuildIndex(kTenant, id, {.index = Pq(subspaces, 4), .iterations = 2}, {});
   }

@@ -28,13 +28,7 @@ StoreOptions Options() {
 
 class PrefillSegments : public ::testing::Test {
  protected:
-  std::vector<uint32_t> Capacities(uint64_t id) {
-    std::vector<uint32_t> capacities;
-    for (const SegmentInfo& segment : shared_.Describe(id).segments) {
-      capacities.push_back(segment.slot_capacity);
-    }
-    return capacities;
-  }
+  std::vector<uint32_t> Capacities(uint64_t id) { return shared_.Capacities(id); }
   uint64_t Create(const SequenceSpec& spec) {
     const auto created = shared_.store->CreateSequence(kTenant, shared_.cache_id, spec);
     EXPECT_TRUE(created.ok()) << created.status();
@@ -108,14 +102,17 @@ TEST_F(PrefillSegments, OfANamedPromptThatDoesNotFitHoldNothing) {
 }
 
 TEST_F(PrefillSegments, OfContentKeysFitWhereWholeStepsFit) {
-  PressureStore small(4, Options());
+  PressureStore small(4, Options());  // room for 896 slots, and not for 1024
   const auto created = small.store->CreateSequence(
-      kTenant, small.cache_id, {.session = "session", .content_keys = std::vector<ContentKey>(4)});
+      kTenant, small.cache_id, {.session = "session", .content_keys = std::vector<ContentKey>(7)});
   ASSERT_TRUE(created.ok()) << created.status();
-  const Content content = ContentOf(Prompt(1, 512));
-  const auto count = IngestContent(*small.store, created->sequence_id, small.group, 0, content);
-  ASSERT_TRUE(count.ok()) << count.status();
-  EXPECT_THAT(small.Describe(created->sequence_id).segments.size(), 1u);
+  const Content content = ContentOf(Prompt(1, 896));
+  for (const auto& [begin, end] : {std::pair(0u, 100u), std::pair(100u, 896u)}) {
+    const auto part = std::span(content).subspan(begin, end - begin);
+    const auto count = IngestContent(*small.store, created->sequence_id, small.group, begin, part);
+    ASSERT_TRUE(count.ok()) << count.status();
+  }
+  EXPECT_EQ(small.Describe(created->sequence_id).segments.size(), 1u);
 }
 
 TEST_F(PrefillSegments, TheTokensBehindASharedPrefixGetTheirOwn) {

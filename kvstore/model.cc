@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/refusal.h"
 

@@ -16,6 +16,7 @@
 #include "client/step/handles.h"
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "pqcached/decode.h"
 
 struct pqc_decoder {
@@ -58,7 +59,7 @@ bool Selects(const pqc_decoder& decoder) {
 }
 
 pqc_status BuildOnce(pqc_decoder& decoder) {
-  if (decoder.indexed || decoder.index.kind == kvstore::IndexKind::kFlat || decoder.position == 0 ||
+  if (decoder.indexed || !kvstore::IsBuilt(decoder.index) || decoder.position == 0 ||
       !decoder.sequence->state->cache->has_indexed_layers) {
     return PQC_OK;
   }

@@ -7,15 +7,15 @@
 #include "client/local/sequence.h"
 #include "client/step/preparer.h"
 #include "client/step/sender.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::client {
 namespace {
 
 // Fills in what the newest image says about rows and index.
 void ReadImage(const SequenceState& state, Image& image, pqc_progress* progress) {
-  const kvstore::IndexDescriptor& index = state.live_index.kind == kvstore::IndexKind::kPq
-                                              ? state.live_index
-                                              : state.cache->default_index;
+  const kvstore::IndexDescriptor& index =
+      kvstore::IsBuilt(state.live_index) ? state.live_index : state.cache->default_index;
   uint32_t index_slot = 0;
   progress->has_index = image.FindIndex(index, &index_slot) == PQC_OK;
   ClearLastError();

@@ -9,6 +9,7 @@
 #include "client/step/decode.h"
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/read/resolve.h"

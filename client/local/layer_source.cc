@@ -2,6 +2,7 @@
 
 #include "client/base/error.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::client {
 namespace {

@@ -18,6 +18,7 @@
 #include "client/local/session.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/worker.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/read/scratch.h"
@@ -152,7 +153,7 @@ struct SequenceState {
     token_count = std::max(token_count.load(), tokens);
     preparation.described_at = DeadlineClock::now();
   }
-  void OpenPrefill() { prefill_open = live_index.kind == kvstore::IndexKind::kPq; }
+  void OpenPrefill() { prefill_open = kvstore::IsBuilt(live_index); }
 };
 
 // Sets *remote, or fails when the client is closed.

@@ -8,6 +8,7 @@
 #include "client/step/sender.h"
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/resolve.h"
 
 namespace pqcached::client {
@@ -106,7 +107,7 @@ pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
 }  // namespace
 
 void CloseAgainLater(SequenceState& sequence) {
-  if (sequence.live_index.kind != kvstore::IndexKind::kPq) return;
+  if (!kvstore::IsBuilt(sequence.live_index)) return;
   const base::MutexLock lock(&sequence.preparation.mutex);
   const auto now = DeadlineClock::now();
   if (now - sequence.preparation.closed_at <= kClosingInterval) return;

@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/index/builder.h"
 #include "kvstore/memory/free_map.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -27,7 +28,7 @@ void AddSegments(const Cache& cache, const IndexDescriptor& index, uint32_t slot
                  uint64_t segment_count, ExtentDemand& demand) {
   std::vector<size_t> sizes_bytes;
   SegmentRows::AppendSizes(cache.layers, slot_capacity, sizes_bytes);
-  if (index.kind != IndexKind::kFlat) {
+  if (IsBuilt(index)) {
     SegmentIndex::AppendSizes(cache.layers, index, slot_capacity, sizes_bytes);
   }
   for (const size_t size_bytes : sizes_bytes) demand.Add(size_bytes, segment_count);
@@ -44,7 +45,7 @@ ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDesc
   if (last > 0) AddSegments(cache, index, options.PrefillTokens(0, last), 1, demand);
   AddSegments(cache, index, options.tail_tokens, CeilDiv(spec.output_tokens, options.tail_tokens),
               demand);
-  if (index.kind == IndexKind::kFlat || spec.prefill_tokens == 0) return demand;
+  if (!IsBuilt(index) || spec.prefill_tokens == 0) return demand;
   const uint64_t generations = GenerationCount(
       spec.prefill_tokens, options.segment_tokens,
       MinGenerationTokens(static_cast<uint32_t>(spec.prefill_tokens), options.codebook_tokens));

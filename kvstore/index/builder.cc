@@ -10,14 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/train/pq_encode.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/clock.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/layer_build.h"
 #include "kvstore/index/shrink.h"
-#include "kvstore/index/training.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/index_types.h"
+#include "kvstore/read/indexes/seeds.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/refusal.h"
 
@@ -36,9 +36,7 @@ constexpr absl::Duration kWriterWait = absl::Milliseconds(10);
 constexpr int kCatchUpRounds = 8;  // after that, new rows are coded while writers wait
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
-  if (spec.index.kind == IndexKind::kFlat) {
-    return InvalidArgument("index", "flat needs no build");
-  }
+  RETURN_IF_ERROR(CheckNeedsBuild(spec.index, "index"));
   RETURN_IF_ERROR(CheckIndexOf(cache, spec.index, "index"));
   if (spec.iterations < 1 || spec.iterations > kMaxIterations) {
     return InvalidArgument(
@@ -101,7 +99,9 @@ class Build {
         spec_(spec),
         progress_(progress),
         clock_(clock),
-        began_(clock()) {}
+        began_(clock()),
+        type_(BuiltTypeOf(spec.index)),
+        head_tasks_(type_.TrainingTasks(spec.index)) {}
 
   // Allocates the extents of the whole build. Errors: kResourceExhausted.
   absl::Status Allocate();
@@ -117,14 +117,14 @@ class Build {
     uint32_t layer_slot = 0;
     uint32_t codebook_generation = 0;
     std::shared_ptr<Codebook> codebook;
-    std::vector<TrainingResult> results;                      // [kv_heads, m]
-    std::unique_ptr<std::atomic<uint32_t>[]> subspaces_left;  // [kv_heads]
+    std::vector<TrainingResult> results;                  // [kv_heads, training tasks]
+    std::unique_ptr<std::atomic<uint32_t>[]> tasks_left;  // [kv_heads]
     std::atomic<uint32_t> heads_left = 0;
   };
   struct Task {
     Unit* unit = nullptr;
     uint32_t kv_head = 0;
-    uint32_t subspace = 0;
+    uint32_t number = 0;  // among the training tasks of the kv head
   };
   enum class Stop : uint8_t { kNone, kCancelled, kDeadline, kDropped };
 
@@ -164,6 +164,8 @@ class Build {
   const std::function<bool(const BuildProgress&)>& progress_;
   const BuildClock& clock_;
   const SteadyTime began_;
+  const BuiltIndexType& type_;
+  const uint32_t head_tasks_;  // training tasks per kv head
 
   std::vector<CodebookGeneration> generations_;
   // Of the layers that have an index, ordered by layer, then by generation, because decode needs
@@ -218,13 +220,13 @@ absl::Status Build::Allocate() {
       unit->codebook_generation = generation;
       unit->codebook =
           std::make_shared<Codebook>(std::move(*next++), spec_.index, shape, generation);
-      unit->results.resize(size_t{shape.kv_heads} * spec_.index.subspace_count);
-      unit->subspaces_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
+      unit->results.resize(size_t{shape.kv_heads} * head_tasks_);
+      unit->tasks_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
       unit->heads_left = shape.kv_heads;
       for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-        unit->subspaces_left[kv_head] = spec_.index.subspace_count;
-        for (uint32_t subspace = 0; subspace < spec_.index.subspace_count; ++subspace) {
-          tasks_.push_back({unit.get(), kv_head, subspace});
+        unit->tasks_left[kv_head] = head_tasks_;
+        for (uint32_t number = 0; number < head_tasks_; ++number) {
+          tasks_.push_back({unit.get(), kv_head, number});
         }
       }
       units_.push_back(std::move(unit));
@@ -321,9 +323,9 @@ void Build::RunTask(const Task& task) {
   if (Stopped()) return;
   if (clock_() >= spec_.deadline) return RequestStop(Stop::kDeadline);
   Unit& unit = *task.unit;
-  unit.results[size_t{task.kv_head} * spec_.index.subspace_count + task.subspace] = TrainTask(task);
+  unit.results[size_t{task.kv_head} * head_tasks_ + task.number] = TrainTask(task);
   tasks_left_.fetch_sub(1);
-  if (Stopped() || unit.subspaces_left[task.kv_head].fetch_sub(1) != 1) return;
+  if (Stopped() || unit.tasks_left[task.kv_head].fetch_sub(1) != 1) return;
   EncodeHead(unit, task.kv_head);
   coding_left_ns_.fetch_sub(absl::ToInt64Nanoseconds(CodingTime(unit)));
   if (unit.heads_left.fetch_sub(1) == 1) FinishUnit(unit);
@@ -347,21 +349,16 @@ TrainingResult Build::TrainTask(const Task& task) {
       TrainingRows(stored, task.kv_head, TokensOf(unit), spec_.sink_tokens);
   const uint64_t head_seed =
       MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.codebook_generation), task.kv_head);
-  const std::span<float> centroids = unit.codebook->centroids(task.kv_head);
-  const size_t part_floats = centroids.size() / spec_.index.subspace_count;
   TrainingArgs args{.shape = stored.shape,
-                    .geometry = GeometryOf(unit.codebook->header()),
-                    .subspace = task.subspace,
+                    .kv_head = task.kv_head,
+                    .task = task.number,
                     .rows = rows,
                     .sample_tokens = spec_.train_tokens,
                     .iterations = spec_.iterations,
-                    .sample_seed = head_seed,
-                    .seed = MixSeed(head_seed, task.subspace),
+                    .seed = head_seed,
                     .keep_going = [this] { return !Stopped(); },
-                    .centroids = centroids.subspan(task.subspace * part_floats, part_floats)};
-  if (costs_.empty()) {
-    return Train(cache_.compute.exec, args, cache_.compute.scratch);
-  }
+                    .codebook = &unit.codebook->header()};
+  if (costs_.empty()) return Train(cache_, args);
   // The task gets its share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];
   const double slowdown = slowdown_.load();
@@ -383,7 +380,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   args.keep_going = [this, step = step * slowdown, until = now + slice] {
     return !Stopped() && clock_() + step <= until;
   };
-  const TrainingResult result = Train(cache_.compute.exec, args, cache_.compute.scratch);
+  const TrainingResult result = Train(cache_, args);
   if (result.iterations > 0 && result.iterations < args.iterations) {
     UpdateSlowdown(clock_() - now, absl::Seconds(cost.load * sample) + step * result.iterations);
   }
@@ -397,15 +394,15 @@ void Build::UpdateSlowdown(absl::Duration took, absl::Duration by_costs) {
 void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
   const StoredLayers::Layer& stored = layer(unit);
   const kernels::Exec& exec = cache_.compute.exec;
-  const ScratchPool::Buffer scratch = cache_.compute.scratch.Take(
-      kernels::PqEncodeScratchBytes(GeometryOf(spec_.index, stored.shape.key_dim)));
+  const ScratchPool::Buffer scratch =
+      cache_.compute.scratch.Take(type_.EncodeScratchBytes(spec_.index, stored.shape));
   const CodebookGeneration& generation = generations_[unit.codebook_generation];
   for (size_t i = generation.segment_begin; i < generation.segment_end; ++i) {
     const SegmentRows& rows = *base_->list->segments[i].rows;
     const SegmentIndex::Layer& index = segment_indexes_[i]->layer(unit.layer_slot);
     const uint32_t slot_end = segment_end(i) - rows.first_position();
     EncodeSlots(exec, stored, rows, index, kv_head, {0, slot_end}, scratch.bytes());
-    CountHead(exec, stored, index, kv_head, slot_end);
+    CloseHead(exec, index, kv_head, slot_end);
   }
 }
 
@@ -418,7 +415,7 @@ void Build::FinishUnit(Unit& unit) {
     index_bytes +=
         IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(), slot_end);
     if (i < generation.segment_begin || i >= generation.segment_end) continue;
-    PublishCounts(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
+    PublishClosing(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
   }
   CodebookHeader& header = unit.codebook->header();
   double inertia = 0;

@@ -4,13 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <memory>
 #include <new>
 #include <random>
-#include <span>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -18,16 +18,14 @@
 #include <vector>
 
 #include "kernels/base/dtype.h"
-#include "kernels/select/cells/pq_postings.h"
-#include "kernels/select/pq_select.h"
-#include "kernels/train/kmeans.h"
-#include "kernels/train/pq_encode.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kRows = 8192;  // a prefill segment: exceeds the first cache levels
-constexpr int kRepeats = 3;       // the minimum is used, because disturbances only add time
+constexpr uint32_t kRows = 8192;    // a prefill segment: exceeds the first cache levels
+constexpr int kRepeats = 3;         // the minimum is used, because disturbances only add time
+constexpr double kLeastStep = 0.1;  // share of a training that its iterations take at least
 constexpr char kHeading[] = "pqcached build costs 1";
 
 struct AlignedDelete {
@@ -68,77 +66,87 @@ AlignedBytes RandomRows(const LayerShape& shape) {
   return rows;
 }
 
+// A codebook and the index data of one kv head, outside of any pool.
+class Trial {
+ public:
+  Trial(const kernels::Exec& exec, const LayerShape& shape, const IndexDescriptor& index)
+      : exec_(exec), shape_(OneHead(shape)), type_(BuiltTypeOf(index)), rows_(RandomRows(shape_)) {
+    codebook_ = NewBytes(type_.CodebookBytes(index, shape_));
+    auto* const codebook = new (codebook_.get()) CodebookHeader;
+    codebook->index = index;
+    codebook->kv_head_count = 1;
+    codebook->key_dim = shape_.key_dim;
+    type_.FormatCodebook(shape_, codebook);
+    data_ = NewBytes(type_.DataBytes(index, shape_, kRows));
+    std::memset(data_.get(), 0, type_.ZeroedDataBytes(index, shape_, kRows));
+    auto* const data = new (data_.get()) IndexDataHeader;
+    data->index = index;
+    data->kv_head_count = 1;
+    data->slot_capacity = kRows;
+    type_.FormatData(shape_, data);
+    scratch_bytes_ = std::max(type_.TrainScratchBytes(exec_, Training(0)),
+                              type_.EncodeScratchBytes(index, shape_));
+    scratch_ = NewBytes(scratch_bytes_);
+  }
+
+  void Train(uint32_t task, uint32_t iterations) {
+    TrainingArgs args = Training(iterations);
+    args.task = task;
+    type_.Train(exec_, args, {scratch_.get(), scratch_bytes_});
+  }
+
+  void Code() {
+    type_.Encode(exec_,
+                 {.shape = shape_,
+                  .codebook = &codebook(),
+                  .rows = rows_.get(),
+                  .slots = {0, kRows},
+                  .data = &data()},
+                 {scratch_.get(), scratch_bytes_});
+    if (type_.HasClosing(data())) type_.CloseHead(exec_, /*kv_head=*/0, kRows, &data());
+  }
+
+ private:
+  static LayerShape OneHead(LayerShape shape) {
+    shape.query_heads = shape.group_size();
+    shape.kv_heads = 1;
+    return shape;
+  }
+
+  TrainingArgs Training(uint32_t iterations) {
+    return {.shape = shape_,
+            .rows = {&span_, 1},
+            .iterations = iterations,
+            .seed = 1,
+            .keep_going = [] { return true; },
+            .codebook = &codebook()};
+  }
+
+  CodebookHeader& codebook() const { return *reinterpret_cast<CodebookHeader*>(codebook_.get()); }
+  IndexDataHeader& data() const { return *reinterpret_cast<IndexDataHeader*>(data_.get()); }
+
+  const kernels::Exec& exec_;
+  const LayerShape shape_;
+  const BuiltIndexType& type_;
+  const AlignedBytes rows_;
+  const kernels::RowSpan span_ = {.rows = rows_.get(), .token_count = kRows};
+  AlignedBytes codebook_, data_, scratch_;
+  size_t scratch_bytes_ = 0;
+};
+
 BuildCost Measure(const kernels::Exec& exec, const LayerShape& shape,
                   const IndexDescriptor& index) {
-  const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
-  const uint32_t dim = kernels::SubspaceDim(geometry);
-  const kernels::DType sample_type = kernels::KMeansSampleType(exec);
-  const AlignedBytes rows = RandomRows(shape);
-  const AlignedBytes samples = NewBytes(size_t{kRows} * dim * kernels::DTypeBytes(sample_type));
-  const size_t scratch_bytes =
-      std::max(kernels::KMeansStepScratchBytes(dim, kernels::CentroidCount(geometry)),
-               kernels::PqEncodeScratchBytes(geometry));
-  const AlignedBytes scratch = NewBytes(scratch_bytes);
-  std::vector<float> centroids(kernels::CentroidFloats(geometry));
-  const std::span<float> part = std::span(centroids).first(centroids.size() / index.subspace_count);
-  const kernels::KMeansProblem problem{.sample_type = sample_type,
-                                       .samples = samples.get(),
-                                       .sample_count = kRows,
-                                       .dim = dim,
-                                       .centroid_count = kernels::CentroidCount(geometry),
-                                       .centroids = part};
+  constexpr uint32_t kIterations = 2;
+  Trial trial(exec, shape, index);
   BuildCost cost;
-  cost.load = BestSeconds([&] {
-                kernels::KMeansLoad(exec, {.source_type = shape.dtype,
-                                           .rows = rows.get(),
-                                           .row_stride = shape.row_bytes,
-                                           .row_count = kRows,
-                                           .dim = dim,
-                                           .sample_type = sample_type,
-                                           .samples = samples.get()});
-              }) /
-              kRows;
-  kernels::KMeansInit(problem, 1);
-  cost.step = BestSeconds([&] {
-                kernels::KMeansStep(exec, problem, {scratch.get(), scratch_bytes});
-              }) /
-              kRows;
-  for (uint32_t i = 1; i < index.subspace_count; ++i) {
-    std::copy(part.begin(), part.end(),
-              centroids.begin() + static_cast<ptrdiff_t>(i * part.size()));
+  cost.load = BestSeconds([&] { trial.Train(0, 0); }) / kRows;
+  const double training = BestSeconds([&] { trial.Train(0, kIterations); }) / kRows;
+  // Disturbances can make the longer measurement the faster one.
+  cost.step = std::max(training - cost.load, kLeastStep * training) / kIterations;
+  for (uint32_t task = 1; task < BuiltTypeOf(index).TrainingTasks(index); ++task) {
+    trial.Train(task, 0);
   }
-  std::vector<uint8_t> planes(kernels::CodePlanesBytes(geometry, kRows));
-  const bool cells = kernels::HasCells(geometry);
-  std::vector<uint32_t> counts(cells ? kernels::CellCount(geometry) : 0);
-  std::vector<uint16_t> begins(cells ? kernels::PostingBeginCount(geometry, kRows) : 0);
-  std::vector<uint16_t> slots(kRows);
-  cost.code = BestSeconds([&] {
-                kernels::PqEncode(exec, {.geometry = geometry,
-                                         .dtype = shape.dtype,
-                                         .rows = rows.get(),
-                                         .row_stride = shape.row_bytes,
-                                         .row_count = kRows,
-                                         .centroids = centroids,
-                                         .planes = planes.data(),
-                                         .plane_stride = kernels::PlaneStride(kRows),
-                                         .first_slot = 0,
-                                         .scratch = {scratch.get(), scratch_bytes}});
-                if (!cells) return;
-                kernels::PqCountCells(exec, {.geometry = geometry,
-                                             .planes = planes.data(),
-                                             .plane_stride = kernels::PlaneStride(kRows),
-                                             .slot_begin = 0,
-                                             .slot_end = kRows,
-                                             .cell_counts = counts});
-                kernels::PqBuildPostings(exec, {.geometry = geometry,
-                                                .planes = planes.data(),
-                                                .plane_stride = kernels::PlaneStride(kRows),
-                                                .slot_begin = 0,
-                                                .slot_end = kRows,
-                                                .begins = begins,
-                                                .slots = slots});
-              }) /
-              kRows;
+  cost.code = BestSeconds([&] { trial.Code(); }) / kRows;
   return cost;
 }
 
@@ -163,7 +171,7 @@ bool IsCost(double seconds) { return std::isfinite(seconds) && seconds > 0 && se
 double BuildSeconds(const BuildCost& cost, const BuildSize& size, uint32_t iterations) {
   const double heads = static_cast<double>(size.head_count) / std::max(1u, size.worker_count);
   const double training = size.sample_count * (cost.load + iterations * cost.step);
-  return heads * (size.subspace_count * training + size.row_count * cost.code);
+  return heads * (size.head_tasks * training + size.row_count * cost.code);
 }
 
 uint32_t IterationsWithin(const BuildCost& cost, const BuildSize& size, double seconds,

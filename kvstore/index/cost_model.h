@@ -1,11 +1,11 @@
 // CostModel: measures the cost of training and coding on this machine, and computes how many
 // k-means iterations fit into a given time.
 //
-// The time of one kv head of a layer is `rows * code + subspaces * samples * (load + iterations *
-// step)`; the workers share the kv heads. Each kind of layer is measured at its first use, which
-// takes about ten milliseconds. The result is cached in memory and in a file, together with a
-// description of the machine, so that the next process need not measure. A file from another
-// machine is ignored and overwritten.
+// The time of one kv head of a layer is `rows * code + tasks * samples * (load + iterations *
+// step)`, where tasks are the independent training tasks of the index type; the workers share the
+// kv heads. Each kind of layer is measured at its first use, which takes about ten milliseconds.
+// The result is cached in memory and in a file, together with a description of the machine, so that
+// the next process need not measure. A file from another machine is ignored and overwritten.
 //
 // Thread-safe. A measurement runs on the caller's thread and holds no lock.
 #ifndef PQCACHED_KVSTORE_INDEX_COST_MODEL_H_
@@ -25,15 +25,15 @@ namespace pqcached::kvstore {
 
 // Cost in seconds for one thread and one kv head.
 struct BuildCost {
-  double load = 0;  // to load one row into the samples of one sub-space
-  double step = 0;  // one iteration, per sample and sub-space
-  double code = 0;  // to code one row in all sub-spaces, count its cell and list it
+  double load = 0;  // to load one row into the samples of one training task
+  double step = 0;  // one iteration, per sample and training task
+  double code = 0;  // to code one row and close its segment: with pq, to count and list its cell
 };
 
 // Size of the work on one layer, or on several equal layers.
 struct BuildSize {
-  uint32_t head_count = 0;  // kv heads, over the layers
-  uint32_t subspace_count = 0;
+  uint32_t head_count = 0;    // kv heads, over the layers
+  uint32_t head_tasks = 0;    // independent training tasks per kv head: the sub-spaces of pq
   uint32_t row_count = 0;     // per head
   uint32_t sample_count = 0;  // per head; rows trained on
   uint32_t worker_count = 1;

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
-#include "kernels/train/pq_encode.h"
-#include "kvstore/index/training.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -17,34 +16,21 @@ namespace {
 // long as one and a half iterations.
 constexpr uint32_t kMeasuredTokens = 2048;
 
-// Returns the arguments of one training task, a (kv head, sub-space).
+// Returns the arguments of one training task of a layer.
 TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, uint32_t task,
-                      std::span<const kernels::RowSpan> rows, const Codebook& codebook) {
-  const uint32_t subspaces = training.index.subspace_count;
-  const uint32_t kv_head = task / subspaces;
-  const uint32_t subspace = task % subspaces;
-  const uint64_t head_seed = MixSeed(training.seed, kv_head);
-  const auto part_of = [&](const Codebook& of) {
-    const std::span<float> centroids = of.centroids(kv_head);
-    const size_t floats = centroids.size() / subspaces;
-    return centroids.subspan(subspace * floats, floats);
-  };
-  TrainingArgs args{.shape = shape,
-                    .geometry = GeometryOf(codebook.header()),
-                    .subspace = subspace,
-                    .rows = rows,
-                    .sample_tokens = training.sample_tokens,
-                    .iterations = training.iterations,
-                    .sample_seed = head_seed,
-                    .seed = MixSeed(head_seed, subspace),
-                    .keep_going = training.keep_going,
-                    .centroids = part_of(codebook)};
-  // Centroids of sub-spaces that were cut in another way are no better than random rows.
-  if (training.first != nullptr &&
-      training.first->header().paired_dims == codebook.header().paired_dims) {
-    args.first = part_of(*training.first);
-  }
-  return args;
+                      std::span<const kernels::RowSpan> rows, CodebookHeader& codebook) {
+  const uint32_t tasks = BuiltTypeOf(training.index).TrainingTasks(training.index);
+  const uint32_t kv_head = task / tasks;
+  return {.shape = shape,
+          .kv_head = kv_head,
+          .task = task % tasks,
+          .rows = rows,
+          .sample_tokens = training.sample_tokens,
+          .iterations = training.iterations,
+          .seed = MixSeed(training.seed, kv_head),
+          .first = training.first == nullptr ? nullptr : &training.first->header(),
+          .keep_going = training.keep_going,
+          .codebook = &codebook};
 }
 
 absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot,
@@ -61,12 +47,12 @@ absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot
                               std::move(extents.front()), std::move(codebook));
   const kernels::Exec& exec = cache.compute.exec;
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
-    const ScratchPool::Buffer scratch = cache.compute.scratch.Take(
-        kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
+    const ScratchPool::Buffer scratch =
+        cache.compute.scratch.Take(BuiltTypeOf(index).EncodeScratchBytes(index, layer.shape));
     EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
-    if (count) CountHead(exec, layer, data, kv_head, slot_end);
+    if (count) CloseHead(exec, data, kv_head, slot_end);
   });
-  if (count) PublishCounts(data, slot_end);
+  if (count) PublishClosing(data, slot_end);
   return data;
 }
 
@@ -87,17 +73,24 @@ std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uin
   return spans;
 }
 
+TrainingResult Train(const Cache& cache, const TrainingArgs& args) {
+  const BuiltIndexType& type = BuiltTypeOf(args.codebook->index);
+  const kernels::Exec& exec = cache.compute.exec;
+  const auto scratch = cache.compute.scratch.Take(type.TrainScratchBytes(exec, args));
+  return type.Train(exec, args, scratch.bytes());
+}
+
 void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& codebook) {
   const StoredLayers::Layer& layer = cache.layers.layers[training.layer_slot];
-  const uint32_t subspaces = training.index.subspace_count;
-  std::vector<TrainingResult> results(size_t{layer.shape.kv_heads} * subspaces);
+  const BuiltIndexType& type = BuiltTypeOf(training.index);
+  const uint32_t tasks = type.TrainingTasks(training.index);
+  std::vector<TrainingResult> results(size_t{layer.shape.kv_heads} * tasks);
   cache.compute.building.parallel_for().run(
       static_cast<uint32_t>(results.size()), [&](uint32_t task, uint32_t) {
         const auto rows =
-            TrainingRows(layer, task / subspaces, training.segments, training.sink_tokens);
+            TrainingRows(layer, task / tasks, training.segments, training.sink_tokens);
         results[task] =
-            Train(cache.compute.exec, TaskArgs(training, layer.shape, task, rows, codebook),
-                  cache.compute.scratch);
+            Train(cache, TaskArgs(training, layer.shape, task, rows, codebook.header()));
       });
   CodebookHeader& header = codebook.header();
   double inertia = 0;
@@ -112,19 +105,21 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
 
 double MeasureLayer(const Cache& cache, const LayerTraining& training, const Codebook& codebook) {
   const StoredLayers::Layer& layer = cache.layers.layers[training.layer_slot];
-  const uint32_t subspaces = training.index.subspace_count;
+  const BuiltIndexType& type = BuiltTypeOf(training.index);
+  const uint32_t tasks = type.TrainingTasks(training.index);
   LayerTraining sampled = training;
   if (sampled.sample_tokens == 0 || sampled.sample_tokens > kMeasuredTokens) {
     sampled.sample_tokens = kMeasuredTokens;
   }
-  std::vector<double> inertias(size_t{layer.shape.kv_heads} * subspaces);
+  std::vector<double> inertias(size_t{layer.shape.kv_heads} * tasks);
   cache.compute.building.parallel_for().run(
       static_cast<uint32_t>(inertias.size()), [&](uint32_t task, uint32_t) {
         const auto rows =
-            TrainingRows(layer, task / subspaces, training.segments, training.sink_tokens);
-        inertias[task] =
-            MeasureInertia(cache.compute.exec, TaskArgs(sampled, layer.shape, task, rows, codebook),
-                           cache.compute.scratch);
+            TrainingRows(layer, task / tasks, training.segments, training.sink_tokens);
+        const TrainingArgs args = TaskArgs(sampled, layer.shape, task, rows, codebook.header());
+        const auto scratch =
+            cache.compute.scratch.Take(type.TrainScratchBytes(cache.compute.exec, args));
+        inertias[task] = type.MeasureInertia(cache.compute.exec, args, scratch.bytes());
       });
   return std::accumulate(inertias.begin(), inertias.end(), 0.0) / layer.shape.kv_heads;
 }
@@ -152,6 +147,12 @@ absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32
   const std::vector<size_t> sizes_bytes = {Codebook::SizeBytes(index, shape)};
   ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
   return std::make_shared<Codebook>(std::move(extents.front()), index, shape, codebook_generation);
+}
+
+absl::Status CheckNeedsBuild(const IndexDescriptor& index, std::string_view field) {
+  const IndexType* const type = FindIndexType(index.kind);
+  if (type == nullptr || type->built() != nullptr) return absl::OkStatus();
+  return InvalidArgument(std::string(field), std::string(type->info().name) + " needs no build");
 }
 
 absl::Status CheckIndexOf(const Cache& cache, const IndexDescriptor& index,

@@ -1,8 +1,8 @@
 // LayerBuild: trains the codebook and computes the codes of one layer, from rows that no longer
 // change. BuildIndex, incremental indexes and merges use it.
 //
-// Work runs on the building arena, one task per kv head and sub-space. Results depend on rows, seed
-// and iterations, never on the number of threads.
+// Work runs on the building arena, one training task of a kv head at a time. Results depend on
+// rows, seed and iterations, never on the number of threads.
 //
 // Thread-safe as long as outputs are not shared.
 #ifndef PQCACHED_KVSTORE_INDEX_LAYER_BUILD_H_
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/sequence/segment.h"
 
@@ -34,12 +35,15 @@ struct LayerTraining {
   uint32_t sample_tokens = 0;               // rows per kv head; 0 = all
   uint32_t iterations = 0;
   uint64_t seed = 0;
-  // Start from its centroids. Null, or its sub-spaces are cut in another way: from random rows.
+  // Start from it. Null, or it does not fit: by the seed.
   const Codebook* first = nullptr;
   std::function<bool()> keep_going;  // called between iterations, from several threads; false stops
 };
 
-// Trains the centroids of `codebook` and fills its header.
+// Runs one training task, with scratch of the cache.
+TrainingResult Train(const Cache& cache, const TrainingArgs& args);
+
+// Trains `codebook` and fills its header.
 void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& codebook);
 
 // Returns the mean squared distance of a sample of the segments' keys (at most 2048 rows per kv
@@ -72,6 +76,9 @@ absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32
 std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uint32_t kv_head,
                                            std::span<const SegmentTokens> segments,
                                            uint32_t sink_tokens);
+
+// Refuses (kInvalidArgument, `field`) an index that needs no build, as flat does.
+absl::Status CheckNeedsBuild(const IndexDescriptor& index, std::string_view field);
 
 // Checks that an index fits all layers that indexes have. Errors: kInvalidArgument (`field`);
 // kFailedPrecondition (`field`): the cache has no such layer.

@@ -10,6 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/index/live_sequence.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -107,9 +108,7 @@ class IncrementalIndexer::Watcher : public SequenceWatcher {
 };
 
 absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
-  if (spec.index.kind == IndexKind::kFlat) {
-    return InvalidArgument("live_index.index", "flat needs no build");
-  }
+  RETURN_IF_ERROR(CheckNeedsBuild(spec.index, "live_index.index"));
   RETURN_IF_ERROR(CheckIndexOf(cache, spec.index, "live_index.index"));
   if (spec.iterations > kMaxIterations) {
     return InvalidArgument(

@@ -10,7 +10,8 @@
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/merge.h"
 #include "kvstore/index/shrink.h"
-#include "kvstore/index/training.h"
+#include "kvstore/read/indexes/index_types.h"
+#include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -165,7 +166,7 @@ uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) con
   const LayerShape& shape = cache_->layers.layers[layer_slot].shape;
   return IterationsWithin(cache_->costs.Measured(shape, spec_.index),
                           {.head_count = shape.kv_heads,
-                           .subspace_count = spec_.index.subspace_count,
+                           .head_tasks = BuiltTypeOf(spec_.index).TrainingTasks(spec_.index),
                            .row_count = tokens.end - tokens.begin,
                            .sample_count = sample_tokens_,
                            .worker_count = cache_->compute.building.worker_count()},

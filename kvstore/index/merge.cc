@@ -9,8 +9,9 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/select/pq.h"
 #include "kvstore/index/layer_build.h"
-#include "kvstore/index/training.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/index_types.h"
+#include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -61,21 +62,16 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
   const SegmentIndex::Layer data =
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - run.begin(),
                               std::move(extents.front()), newest.codebook(layer_slot));
-  const uint32_t planes = kernels::PlaneCount(GeometryOf(newest.index(), layer.shape.key_dim));
+  const BuiltIndexType& type = BuiltTypeOf(newest.index());
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
     for (const SegmentEntry& entry : run.entries) {
-      const IndexDataHeader& from = entry.indexes[index]->header(layer_slot);
-      for (uint32_t plane = 0; plane < planes; ++plane) {
-        PQC_CRASH_POINT();
-        std::memcpy(const_cast<uint8_t*>(Planes(data.header(), kv_head)) +
-                        plane * data.header().plane_stride_bytes +
-                        (entry.rows->first_position() - run.begin()),
-                    Planes(from, kv_head) + plane * from.plane_stride_bytes, run.tokens_of(entry));
-      }
+      PQC_CRASH_POINT();
+      type.CopyCodes(entry.indexes[index]->header(layer_slot), kv_head, run.tokens_of(entry),
+                     entry.rows->first_position() - run.begin(), &data.header());
     }
-    CountHead(cache.compute.exec, layer, data, kv_head, run.end() - run.begin());
+    CloseHead(cache.compute.exec, data, kv_head, run.end() - run.begin());
   });
-  PublishCounts(data, run.end() - run.begin());
+  PublishClosing(data, run.end() - run.begin());
   return data;
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "kernels/select/cells/pq_postings.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -40,11 +40,10 @@ bool IsInPool(const ExtentRef& extent, size_t pool_bytes) {
          extent.size_bytes() <= pool_bytes - extent.offset_bytes();
 }
 
+// Returns whether an index with these parameters exists, for any key dimension.
 bool IsValid(const IndexDescriptor& index) {
-  if (index.kind == IndexKind::kFlat) return index == IndexDescriptor{};
-  // The key dimension is unknown here; the number of sub-spaces serves as one that it divides.
-  return index.kind == IndexKind::kPq && index.layout <= SubspaceLayout::kContiguous &&
-         kernels::IsValid(GeometryOf(index, index.subspace_count == 0 ? 1 : index.subspace_count));
+  constexpr uint32_t kAnyKeyDim = 1u << 16;
+  return CheckIndex(index, kAnyKeyDim, "").ok();
 }
 
 std::string OtherVersion(uint32_t layout_version) {
@@ -120,7 +119,7 @@ std::string CheckIndexes(const AttachmentHeader& header, const LayerDescriptor& 
                          size_t pool_bytes) {
   for (uint32_t i = 0; i < kMaxIndexes; ++i) {
     if (layer.state[i] > LayerState::kReady) return At("state", i);
-    const bool indexed = i < header.index_count && header.indexes[i].kind == IndexKind::kPq &&
+    const bool indexed = i < header.index_count && IsBuilt(header.indexes[i]) &&
                          layer.state[i] == LayerState::kReady;
     if (!indexed) {
       if (layer.index_data[i].valid()) return At("index_data", i);
@@ -175,53 +174,17 @@ std::string CheckLayers(const Attachment& attachment, size_t pool_bytes) {
   return {};
 }
 
-// Returns true when `count` areas of `stride` bytes, each with `content` bytes in use, lie in an
-// extent.
-bool AreasFit(uint64_t offset, uint64_t stride, uint64_t content, uint32_t count,
-              size_t header_bytes, size_t extent_bytes) {
-  return offset % kContentAlignment == 0 && stride % kContentAlignment == 0 &&
-         offset >= header_bytes && offset <= extent_bytes && stride <= extent_bytes &&
-         content <= stride && stride * count <= extent_bytes - offset;
-}
-
 std::string CheckIndexData(const std::byte* data, size_t extent_bytes, const IndexDescriptor& index,
                            const LayerShape& shape, uint32_t slot_capacity) {
   const auto& header = *reinterpret_cast<const IndexDataHeader*>(data);
-  const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
   if (header.magic != IndexDataHeader::kMagic) return "magic";
   if (!ReadsExtent(header.layout_version)) return OtherVersion(header.layout_version);
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.slot_capacity != slot_capacity) return "slot_capacity";
-  const uint64_t plane_stride = header.plane_stride_bytes;
-  if (plane_stride > extent_bytes || plane_stride < kernels::PlaneStride(slot_capacity) ||
-      plane_stride % kernels::kPlaneAlignment != 0) {
-    return "plane_stride_bytes";
-  }
-  if (!AreasFit(header.plane_offset_bytes, header.head_stride_bytes,
-                plane_stride * kernels::PlaneCount(geometry), shape.kv_heads, sizeof(header),
-                extent_bytes)) {
-    return "planes";
-  }
-  const bool with_lists =
-      header.posting_begins_stride_bytes > 0 || header.posting_slots_stride_bytes > 0;
-  if (header.cell_count == 0) return with_lists ? "postings" : "";
-  if (!kernels::HasCells(geometry) || header.cell_count != kernels::CellCount(geometry)) {
-    return "cell_count";
-  }
-  if (!AreasFit(header.counts_offset_bytes, header.counts_stride_bytes,
-                uint64_t{header.cell_count} * sizeof(uint32_t), shape.kv_heads, sizeof(header),
-                extent_bytes)) {
-    return "counts";
-  }
-  if (with_lists &&
-      !(AreasFit(header.posting_begins_offset_bytes, header.posting_begins_stride_bytes,
-                 kernels::PostingBeginCount(geometry, slot_capacity) * sizeof(uint16_t),
-                 shape.kv_heads, sizeof(header), extent_bytes) &&
-        AreasFit(header.posting_slots_offset_bytes, header.posting_slots_stride_bytes,
-                 uint64_t{slot_capacity} * sizeof(uint16_t), shape.kv_heads, sizeof(header),
-                 extent_bytes))) {
-    return "postings";
+  if (std::string wrong = BuiltTypeOf(index).CheckData(header, extent_bytes, shape);
+      !wrong.empty()) {
+    return wrong;
   }
   if (header.counted_begin > slot_capacity) return "counted_begin";
   if (header.counted_end.load(std::memory_order_acquire) > slot_capacity) return "counted_end";
@@ -236,17 +199,7 @@ std::string CheckCodebook(const std::byte* data, size_t extent_bytes, const Inde
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.key_dim != shape.key_dim) return "key_dim";
-  if (!kernels::IsValid(GeometryOf(header)) ||
-      (header.paired_dims != 0 && index.layout != SubspaceLayout::kPairs)) {
-    return "paired_dims";
-  }
-  const uint64_t content =
-      kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float);
-  if (!AreasFit(header.centroid_offset_bytes, header.head_stride_bytes, content, shape.kv_heads,
-                sizeof(header), extent_bytes)) {
-    return "centroids";
-  }
-  return {};
+  return BuiltTypeOf(index).CheckCodebook(header, extent_bytes, shape);
 }
 
 // Returns the ordinal of a layer among those of the attachment; layer_count when it has no such
@@ -317,8 +270,8 @@ std::string MappedLayer::Make(const Attachment& attachment, uint32_t layer, cons
   if (index_slot != kMaxIndexes && index_slot >= header.index_count) return "index_slot";
   const IndexDescriptor index =
       index_slot == kMaxIndexes ? IndexDescriptor{} : header.indexes[index_slot];
-  const bool with_codes = index.kind == IndexKind::kPq;
-  if (with_codes && !kernels::IsValid(GeometryOf(index, shape.key_dim))) return "shape.key_dim";
+  const bool with_codes = IsBuilt(index);
+  if (!CheckIndex(index, shape.key_dim, "").ok()) return "shape.key_dim";
   made.ready_ = index_slot != kMaxIndexes;
 
   const uint32_t ordinal = FindLayer(attachment, layer);

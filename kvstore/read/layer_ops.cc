@@ -7,43 +7,17 @@
 
 #include "kernels/attend/attend.h"
 #include "kernels/base/check.h"
-#include "kernels/select/exact/exact_score.h"
-#include "kernels/select/pq_select.h"
-#include "kernels/select/pq_table.h"
 #include "kernels/select/score_select.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::kvstore {
 namespace {
 
-// A run of candidate slots of one segment.
-struct Piece {
-  const SegmentView* segment = nullptr;
-  uint32_t slot_begin = 0;
-  uint32_t slot_end = 0;
-  uint32_t codebook = 0;  // ordinal among the codebooks of the plan
-
-  uint32_t token_count() const { return slot_end - slot_begin; }
-  uint32_t first_position() const { return segment->first_position + slot_begin; }
-};
-
-// Candidates cut at segment boundaries. Stored in the first worker's scratch and read by all
-// workers.
-struct Plan {
-  std::span<const Piece> pieces;
-  std::span<const CodebookHeader* const> codebooks;  // of the pieces; neighbours may share
-  uint32_t token_count = 0;
-};
-
-struct PlanSize {
-  size_t piece_count = 0;
-  size_t codebook_count = 0;
-  uint32_t token_count = 0;
-};
-
 // Calls take(piece, codebook) for every piece in order, with piece.codebook set.
 template <typename Take>
-PlanSize ForEachPiece(const LayerView& view, std::span<const PositionRange> ranges, Take take) {
-  PlanSize size;
+SearchPlanSize ForEachPiece(const LayerView& view, std::span<const PositionRange> ranges,
+                            Take take) {
+  SearchPlanSize size;
   const CodebookHeader* newest = nullptr;
   size_t next_segment = 0;
   for (const PositionRange& range : ranges) {
@@ -60,10 +34,10 @@ PlanSize ForEachPiece(const LayerView& view, std::span<const PositionRange> rang
         newest = segment.codebook;
         ++size.codebook_count;
       }
-      take(Piece{.segment = &segment,
-                 .slot_begin = begin - segment.first_position,
-                 .slot_end = end - segment.first_position,
-                 .codebook = static_cast<uint32_t>(size.codebook_count - 1)},
+      take(SearchPiece{.segment = &segment,
+                       .slot_begin = begin - segment.first_position,
+                       .slot_end = end - segment.first_position,
+                       .codebook = static_cast<uint32_t>(size.codebook_count - 1)},
            newest);
       ++size.piece_count;
       size.token_count += end - begin;
@@ -72,29 +46,23 @@ PlanSize ForEachPiece(const LayerView& view, std::span<const PositionRange> rang
   return size;
 }
 
-PlanSize SizeOf(const LayerView& view, std::span<const PositionRange> ranges) {
-  return ForEachPiece(view, ranges, [](const Piece&, const CodebookHeader*) {});
-}
-
-// Returns true when the layer is selected from explicit logits. PqSelect adds plain table entries
-// and cannot apply a softcap.
-bool NeedsLogits(const LayerShape& shape, const IndexDescriptor& index) {
-  return index.kind == IndexKind::kFlat || shape.softcap > 0;
+SearchPlanSize SizeOf(const LayerView& view, std::span<const PositionRange> ranges) {
+  return ForEachPiece(view, ranges, [](const SearchPiece&, const CodebookHeader*) {});
 }
 
 // Sizes of the parts of one worker's scratch, in memory order.
 struct ScratchParts {
   size_t piece_bytes = 0;     // the plan; only in the first worker's scratch
   size_t codebook_bytes = 0;  // the plan; only in the first worker's scratch
-  size_t span_bytes = 0;      // the pieces in the form that the kernel reads
-  size_t table_bytes = 0;
-  size_t logit_bytes = 0;
-  size_t kernel_bytes = 0;
+  size_t prepared_bytes = 0;
+  size_t span_bytes = 0;       // the pieces in the form that the selection by logits reads
+  size_t logit_bytes = 0;      // as above
+  size_t work_bytes = 0;       // of index or kernel, one after the other
   size_t shortlist_bytes = 0;  // positions that the index proposes
 
   size_t total() const {
     return PaddedBytes(piece_bytes) + PaddedBytes(codebook_bytes) + PaddedBytes(span_bytes) +
-           PaddedBytes(table_bytes) + PaddedBytes(logit_bytes) + PaddedBytes(kernel_bytes) +
+           PaddedBytes(prepared_bytes) + PaddedBytes(logit_bytes) + PaddedBytes(work_bytes) +
            PaddedBytes(shortlist_bytes);
   }
 };
@@ -102,37 +70,28 @@ struct ScratchParts {
 // Returns whether the index only proposes candidates.
 bool Reranks(const SelectLayerArgs& args) { return args.shortlist_count > args.select_count; }
 
-ScratchParts TableParts(const LayerShape& shape, const IndexDescriptor& index,
-                        const PlanSize& plan) {
-  ScratchParts parts;
-  parts.piece_bytes = plan.piece_count * sizeof(Piece);
-  parts.codebook_bytes = plan.codebook_count * sizeof(void*);  // pointers to headers
-  if (index.kind == IndexKind::kPq) {
-    parts.table_bytes = plan.codebook_count * shape.group_size() * sizeof(float) *
-                        kernels::TableFloats(GeometryOf(index, shape.key_dim));
-  } else {
-    parts.kernel_bytes = kernels::ExactScoreScratchBytes(shape.group_size(), shape.key_dim);
-  }
-  return parts;
+ScratchParts PlanParts(const SearchPlanSize& plan, const SearchScratch& search) {
+  return {.piece_bytes = plan.piece_count * sizeof(SearchPiece),
+          .codebook_bytes = plan.codebook_count * sizeof(void*),  // pointers to headers
+          .prepared_bytes = search.prepared_bytes,
+          .work_bytes = search.work_bytes};
+}
+
+ScratchParts ScoreParts(const LayerShape& shape, const IndexDescriptor& index,
+                        const SearchPlanSize& plan) {
+  return PlanParts(plan, TypeOf(index).ScoreScratch(shape, index, plan));
 }
 
 ScratchParts SelectParts(const kernels::Exec& exec, const LayerShape& shape,
-                         const IndexDescriptor& index, const PlanSize& plan) {
-  ScratchParts parts = TableParts(shape, index, plan);
+                         const IndexDescriptor& index, const SearchPlanSize& plan) {
+  const IndexType& type = TypeOf(index);
+  if (type.Selects(shape)) return PlanParts(plan, type.SelectScratch(exec, shape, index, plan));
+  ScratchParts parts = ScoreParts(shape, index, plan);
   const uint32_t group = shape.group_size();
-  if (NeedsLogits(shape, index)) {
-    parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
-    parts.logit_bytes = size_t{plan.token_count} * group * sizeof(float);
-    parts.kernel_bytes =
-        std::max(parts.kernel_bytes, kernels::ScoreSelectScratchBytes(group, plan.token_count));
-  } else {
-    parts.span_bytes = plan.piece_count * sizeof(kernels::PqSpan);
-    parts.kernel_bytes = kernels::PqSelectScratchBytes(
-        exec, {.geometry = GeometryOf(index, shape.key_dim),
-               .group_size = group,
-               .codebook_count = static_cast<uint32_t>(plan.codebook_count),
-               .candidate_count = plan.token_count});
-  }
+  parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
+  parts.logit_bytes = size_t{plan.token_count} * group * sizeof(float);
+  parts.work_bytes =
+      std::max(parts.work_bytes, kernels::ScoreSelectScratchBytes(group, plan.token_count));
   return parts;
 }
 
@@ -142,17 +101,17 @@ ScratchParts PartsOf(const kernels::Exec& exec, const LayerView& view,
   if (!Reranks(args)) return parts;
   parts.shortlist_bytes = size_t{args.shortlist_count} * sizeof(uint32_t);
   // The index has done its work when re-ranking begins, which takes its place.
-  parts.kernel_bytes = std::max(parts.kernel_bytes, RerankScratchBytes(view, args.shortlist_count));
+  parts.work_bytes = std::max(parts.work_bytes, RerankScratchBytes(view, args.shortlist_count));
   return parts;
 }
 
 struct Scratch {
   std::byte* pieces = nullptr;
   std::byte* codebooks = nullptr;
+  std::span<std::byte> prepared;
   std::byte* spans = nullptr;
-  std::span<float> tables;
   std::span<float> logits;
-  std::span<std::byte> kernel;
+  std::span<std::byte> work;
   std::span<uint32_t> shortlist;
 };
 
@@ -167,42 +126,31 @@ Scratch Cut(std::span<std::byte> scratch, const ScratchParts& parts, uint32_t wo
   Scratch cut;
   cut.pieces = take(parts.piece_bytes);
   cut.codebooks = take(parts.codebook_bytes);
+  cut.prepared = {take(parts.prepared_bytes), parts.prepared_bytes};
   cut.spans = take(parts.span_bytes);
-  cut.tables = {reinterpret_cast<float*>(take(parts.table_bytes)),
-                parts.table_bytes / sizeof(float)};
   cut.logits = {reinterpret_cast<float*>(take(parts.logit_bytes)),
                 parts.logit_bytes / sizeof(float)};
-  cut.kernel = {take(parts.kernel_bytes), parts.kernel_bytes};
+  cut.work = {take(parts.work_bytes), parts.work_bytes};
   cut.shortlist = {reinterpret_cast<uint32_t*>(take(parts.shortlist_bytes)),
                    parts.shortlist_bytes / sizeof(uint32_t)};
   return cut;
 }
 
 // Writes the plan into the first worker's scratch.
-Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges, const Scratch& first) {
-  Piece* const pieces = reinterpret_cast<Piece*>(first.pieces);
+SearchPlan MakePlan(const LayerView& view, std::span<const PositionRange> ranges,
+                    const Scratch& first) {
+  SearchPiece* const pieces = reinterpret_cast<SearchPiece*>(first.pieces);
   const auto** const codebooks = reinterpret_cast<const CodebookHeader**>(first.codebooks);
-  Piece* next = pieces;
-  const PlanSize size =
-      ForEachPiece(view, ranges, [&](const Piece& piece, const CodebookHeader* codebook) {
+  SearchPiece* next = pieces;
+  const SearchPlanSize size =
+      ForEachPiece(view, ranges, [&](const SearchPiece& piece, const CodebookHeader* codebook) {
         codebooks[piece.codebook] = codebook;
-        new (next++) Piece(piece);
+        new (next++) SearchPiece(piece);
       });
   return {.pieces = {pieces, size.piece_count},
           .codebooks = {codebooks, size.codebook_count},
           .token_count = size.token_count};
 }
-
-// Work on one kv head.
-struct HeadTask {
-  const kernels::Exec& exec;
-  const LayerShape& shape;
-  const IndexDescriptor& index;
-  const Plan& plan;
-  uint32_t kv_head = 0;
-  std::span<const float> queries;  // [G, key_dim]
-  Scratch scratch;
-};
 
 std::span<const float> HeadQueries(const LayerShape& shape, std::span<const float> queries,
                                    uint32_t kv_head) {
@@ -217,115 +165,32 @@ std::span<Float> HeadLogits(const LayerShape& shape, std::span<Float> logits, ui
   return logits.subspan(kv_head * floats, floats);
 }
 
-// Fills the tables of every codebook, [codebooks, G, m, 2^b].
-void FillTables(const HeadTask& task) {
-  const size_t floats =
-      task.shape.group_size() * kernels::TableFloats(GeometryOf(task.index, task.shape.key_dim));
-  for (size_t i = 0; i < task.plan.codebooks.size(); ++i) {
-    kernels::BuildTables(task.exec, {.geometry = GeometryOf(*task.plan.codebooks[i]),
-                                     .group_size = task.shape.group_size(),
-                                     .queries = task.queries,
-                                     .scale = task.shape.scale,
-                                     .centroids = Centroids(*task.plan.codebooks[i], task.kv_head),
-                                     .tables = task.scratch.tables.subspan(i * floats, floats)});
-  }
+// Computes the logits of one piece, [G, stride].
+void ScorePiece(const HeadSearch& search, const SearchPiece& piece, float* logits, size_t stride) {
+  TypeOf(search.index).Score(search, piece, logits, stride);
+  for (uint32_t head = 0; head < search.shape.group_size(); ++head)
+    CapLogits(search.shape, {logits + head * stride, piece.token_count()});
 }
 
-kernels::PqSpan SpanOf(const Piece& piece, uint32_t kv_head) {
-  const IndexDataHeader& header = *piece.segment->index_data;
-  kernels::PqSpan span{.planes = Planes(header, kv_head),
-                       .plane_stride = header.plane_stride_bytes,
-                       .slot_begin = piece.slot_begin,
-                       .slot_end = piece.slot_end,
-                       .first_position = piece.segment->first_position,
-                       .codebook = piece.codebook};
-  if (header.cell_count == 0) return span;
-  const uint32_t counted_end = header.counted_end.load(std::memory_order_acquire);
-  const uint32_t overlap_begin = std::max(header.counted_begin, piece.slot_begin);
-  const uint32_t overlap_end = std::min(counted_end, piece.slot_end);
-  if (overlap_begin >= overlap_end) return span;
-  span.counted_begin = header.counted_begin;
-  span.counted_end = counted_end;
-  if (header.posting_slots_stride_bytes > 0) {
-    span.posting_begins = PostingBegins(header, kv_head);
-    span.posting_slots = PostingSlots(header, kv_head);
-  }
-  // Stored counts save a pass over the slots, but each slot that lies in only one of the two ranges
-  // needs a correction.
-  const uint32_t overlap = overlap_end - overlap_begin;
-  const uint32_t differing =
-      piece.token_count() - overlap + (counted_end - header.counted_begin) - overlap;
-  if (differing <= piece.token_count() / 2) span.cell_counts = CellCounts(header, kv_head);
-  return span;
-}
-
-// Computes the logits of one piece, [G, stride]; pq requires filled tables.
-void ScorePiece(const HeadTask& task, const Piece& piece, float* logits, size_t stride) {
-  const uint32_t group = task.shape.group_size();
-  const uint32_t tokens = piece.token_count();
-  if (task.index.kind == IndexKind::kFlat) {
-    kernels::ExactScores(task.exec, {.dtype = task.shape.dtype,
-                                     .key_dim = task.shape.key_dim,
-                                     .row_stride_bytes = task.shape.row_bytes,
-                                     .group_size = group,
-                                     .token_count = tokens,
-                                     .scale = task.shape.scale,
-                                     .queries = task.queries,
-                                     .rows = piece.segment->rows[task.kv_head] +
-                                             size_t{piece.slot_begin} * task.shape.row_bytes,
-                                     .score_stride = stride,
-                                     .scores = {logits, (group - 1) * stride + tokens},
-                                     .scratch = task.scratch.kernel});
-  } else {
-    const kernels::PqGeometry geometry = GeometryOf(task.index, task.shape.key_dim);
-    const size_t floats = kernels::TableFloats(geometry);
-    // Heads are scored one at a time, because rows of `logits` are `stride` apart.
-    for (uint32_t head = 0; head < group; ++head) {
-      kernels::PqScore(task.exec, {.geometry = geometry,
-                                   .group_size = 1,
-                                   .span = SpanOf(piece, task.kv_head),
-                                   .tables = task.scratch.tables.subspan(
-                                       (size_t{piece.codebook} * group + head) * floats, floats),
-                                   .logits = {logits + head * stride, tokens}});
-    }
-  }
-  for (uint32_t head = 0; head < group; ++head)
-    CapLogits(task.shape, {logits + head * stride, tokens});
-}
-
-void SelectByLogits(const HeadTask& task, GroupRule rule, std::span<uint32_t> positions) {
-  auto* const spans = reinterpret_cast<kernels::ScoreSpan*>(task.scratch.spans);
+void SelectByLogits(const HeadSearch& search, const Scratch& scratch, GroupRule rule,
+                    std::span<uint32_t> positions) {
+  auto* const spans = reinterpret_cast<kernels::ScoreSpan*>(scratch.spans);
   size_t count = 0;
   size_t column = 0;
-  for (const Piece& piece : task.plan.pieces) {
-    float* logits = task.scratch.logits.data() + column;
-    ScorePiece(task, piece, logits, task.plan.token_count);
+  for (const SearchPiece& piece : search.plan.pieces) {
+    float* logits = scratch.logits.data() + column;
+    ScorePiece(search, piece, logits, search.plan.token_count);
     new (spans + count++) kernels::ScoreSpan{.logits = logits,
-                                             .head_stride = task.plan.token_count,
+                                             .head_stride = search.plan.token_count,
                                              .token_count = piece.token_count(),
                                              .first_position = piece.first_position()};
     column += piece.token_count();
   }
-  kernels::ScoreSelect(task.exec, {.group_size = task.shape.group_size(),
-                                   .rule = rule,
-                                   .spans = {spans, count},
-                                   .positions = positions,
-                                   .scratch = task.scratch.kernel});
-}
-
-void SelectByCodes(const HeadTask& task, GroupRule rule, std::span<uint32_t> positions) {
-  auto* const spans = reinterpret_cast<kernels::PqSpan*>(task.scratch.spans);
-  size_t count = 0;
-  for (const Piece& piece : task.plan.pieces) {
-    new (spans + count++) kernels::PqSpan(SpanOf(piece, task.kv_head));
-  }
-  kernels::PqSelect(task.exec, {.geometry = GeometryOf(task.index, task.shape.key_dim),
-                                .group_size = task.shape.group_size(),
-                                .rule = rule,
-                                .spans = {spans, count},
-                                .tables = task.scratch.tables,
-                                .positions = positions,
-                                .scratch = task.scratch.kernel});
+  kernels::ScoreSelect(search.exec, {.group_size = search.shape.group_size(),
+                                     .rule = rule,
+                                     .spans = {spans, count},
+                                     .positions = positions,
+                                     .scratch = scratch.work});
 }
 
 }  // namespace
@@ -340,42 +205,45 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
   const LayerShape& shape = view.shape;
   if (args.select_count == 0) return;
   PQC_CHECK(args.positions.size() == size_t{shape.kv_heads} * args.select_count);
+  const IndexType& type = TypeOf(args.index);
   const ScratchParts parts = PartsOf(exec, view, args);
-  const Plan plan = MakePlan(view, args.candidates, Cut(scratch, parts, 0));
+  const SearchPlan plan = MakePlan(view, args.candidates, Cut(scratch, parts, 0));
   PQC_CHECK(std::max(args.select_count, args.shortlist_count) <= plan.token_count);
   const auto select_head = [&](uint32_t kv_head, uint32_t worker) {
-    const HeadTask task{.exec = exec,
-                        .shape = shape,
-                        .index = args.index,
-                        .plan = plan,
-                        .kv_head = kv_head,
-                        .queries = HeadQueries(shape, args.queries, kv_head),
-                        .scratch = Cut(scratch, parts, worker)};
+    const Scratch own = Cut(scratch, parts, worker);
+    const HeadSearch search{.exec = exec,
+                            .shape = shape,
+                            .index = args.index,
+                            .plan = plan,
+                            .kv_head = kv_head,
+                            .queries = HeadQueries(shape, args.queries, kv_head),
+                            .prepared = own.prepared,
+                            .work = own.work};
     const std::span<uint32_t> positions =
         args.positions.subspan(size_t{kv_head} * args.select_count, args.select_count);
-    const std::span<uint32_t> proposed = Reranks(args) ? task.scratch.shortlist : positions;
-    if (args.index.kind == IndexKind::kPq) FillTables(task);
-    if (NeedsLogits(shape, args.index)) {
-      SelectByLogits(task, args.rule, proposed);
+    const std::span<uint32_t> proposed = Reranks(args) ? own.shortlist : positions;
+    type.Prepare(search);
+    if (type.Selects(shape)) {
+      type.Select(search, args.rule, proposed);
     } else {
-      SelectByCodes(task, args.rule, proposed);
+      SelectByLogits(search, own, args.rule, proposed);
     }
     if (!Reranks(args)) return;
     Rerank(exec, view,
            {.kv_head = kv_head,
             .rule = args.rule,
-            .queries = task.queries,
-            .shortlist = task.scratch.shortlist,
+            .queries = search.queries,
+            .shortlist = own.shortlist,
             .positions = positions,
             .logits = HeadLogits(shape, args.logits, kv_head)},
-           task.scratch.kernel);
+           own.work);
   };
   parallel.run(shape.kv_heads, std::cref(select_head));  // a reference, because a copy allocates
 }
 
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index,
                          PositionRange tokens) {
-  return TableParts(view.shape, index, SizeOf(view, {&tokens, 1})).total();
+  return ScoreParts(view.shape, index, SizeOf(view, {&tokens, 1})).total();
 }
 
 void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLayerArgs& args,
@@ -383,21 +251,23 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
   const LayerShape& shape = view.shape;
   const size_t token_count = args.tokens.end - args.tokens.begin;
   PQC_CHECK(args.logits.size() == shape.query_heads * token_count);
-  const ScratchParts parts = TableParts(shape, args.index, SizeOf(view, {&args.tokens, 1}));
-  const Plan plan = MakePlan(view, {&args.tokens, 1}, Cut(scratch, parts, 0));
+  const ScratchParts parts = ScoreParts(shape, args.index, SizeOf(view, {&args.tokens, 1}));
+  const SearchPlan plan = MakePlan(view, {&args.tokens, 1}, Cut(scratch, parts, 0));
   const auto score_head = [&](uint32_t kv_head, uint32_t worker) {
-    const HeadTask task{.exec = exec,
-                        .shape = shape,
-                        .index = args.index,
-                        .plan = plan,
-                        .kv_head = kv_head,
-                        .queries = HeadQueries(shape, args.queries, kv_head),
-                        .scratch = Cut(scratch, parts, worker)};
-    if (args.index.kind == IndexKind::kPq) FillTables(task);
+    const Scratch own = Cut(scratch, parts, worker);
+    const HeadSearch search{.exec = exec,
+                            .shape = shape,
+                            .index = args.index,
+                            .plan = plan,
+                            .kv_head = kv_head,
+                            .queries = HeadQueries(shape, args.queries, kv_head),
+                            .prepared = own.prepared,
+                            .work = own.work};
+    TypeOf(args.index).Prepare(search);
     const uint32_t first_head = kv_head * shape.group_size();
     float* column = args.logits.data() + first_head * token_count;
-    for (const Piece& piece : plan.pieces) {
-      ScorePiece(task, piece, column, token_count);
+    for (const SearchPiece& piece : plan.pieces) {
+      ScorePiece(search, piece, column, token_count);
       column += piece.token_count();
     }
     if (args.max.empty()) return;

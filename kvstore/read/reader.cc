@@ -201,41 +201,8 @@ void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_he
 
 }  // namespace
 
-std::string NameOf(const IndexDescriptor& index) {
-  if (index.kind == IndexKind::kFlat) return "flat";
-  return std::string("pq m=") + std::to_string(index.subspace_count) +
-         " b=" + std::to_string(index.bits) +
-         (index.layout == SubspaceLayout::kContiguous ? " contiguous" : "");
-}
-
-Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field) {
-  const auto refuse = [&](const char* part, std::string text) {
-    return Refuse(StatusCode::kInvalidArgument, std::string(field) + part, std::move(text));
-  };
-  if (index.kind == IndexKind::kFlat) {
-    return index == IndexDescriptor{} ? Refusal{} : refuse("", "flat has no parameters");
-  }
-  if (index.kind != IndexKind::kPq) return refuse(".kind", "unknown");
-  const uint32_t subspaces = index.subspace_count;
-  if (subspaces == 0 || subspaces > 16 || (subspaces & (subspaces - 1)) != 0) {
-    return refuse(".pq.subspaces", std::to_string(subspaces) + ", must be 1, 2, 4, 8 or 16");
-  }
-  if (index.bits < 4 || index.bits > 8) {
-    return refuse(".pq.bits", std::to_string(index.bits) + ", must lie in [4, 8]");
-  }
-  if (key_dim % subspaces != 0) {
-    return refuse(".pq.subspaces",
-                  std::to_string(subspaces) + ", must divide key_dim, " + std::to_string(key_dim));
-  }
-  if (index.layout > SubspaceLayout::kContiguous) {
-    return refuse(".pq.layout", std::to_string(static_cast<uint32_t>(index.layout)) +
-                                    ", must be 0 (pairs) or 1 (contiguous)");
-  }
-  return {};
-}
-
 Refusal CheckKind(LayerKind kind, const LayerRequest& request) {
-  if (kind == LayerKind::kSelected || request.index.kind == IndexKind::kFlat) return {};
+  if (kind == LayerKind::kSelected || !IsBuilt(request.index)) return {};
   return Refuse(StatusCode::kFailedPrecondition, request.index_field,
                 "layer " + std::to_string(request.layer) + " is of kind " +
                     (kind == LayerKind::kFull ? "full" : "window") + ", which has no index " +
@@ -244,7 +211,7 @@ Refusal CheckKind(LayerKind kind, const LayerRequest& request) {
 
 Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
                    std::span<const PositionRange> candidates) {
-  if (request.index.kind == IndexKind::kFlat || candidates.empty()) return {};
+  if (!IsBuilt(request.index) || candidates.empty()) return {};
   const uint32_t begin = candidates.front().begin, end = candidates.back().end;
   for (const SegmentView& segment : view.segments) {
     const uint32_t segment_end = segment.first_position + segment.token_count;

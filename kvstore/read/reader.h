@@ -51,12 +51,6 @@ class LayerSource {
   ~LayerSource() = default;
 };
 
-// Returns the name of an index in messages: "pq m=4 b=8".
-std::string NameOf(const IndexDescriptor& index);
-
-// Checks the parameters of an index.
-Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field);
-
 // Refuses (kFailedPrecondition) an index of a layer whose kind has none.
 Refusal CheckKind(LayerKind kind, const LayerRequest& request);
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "kvstore/read/indexes/index_types.h"
+
 namespace pqcached::kvstore {
 namespace {
 
@@ -92,7 +94,7 @@ uint32_t TakeWithout(const ExcludedRanges& excluded, uint32_t begin, uint32_t en
 
 // Returns how many candidates the index proposes.
 uint32_t ShortlistCount(const Selection& selection, const ResolvedSelection& resolved) {
-  if (selection.index.kind == IndexKind::kFlat || selection.rerank_factor == 1.0f) {
+  if (!IsBuilt(selection.index) || selection.rerank_factor == 1.0f) {
     return resolved.select_count;
   }
   // The factor is a float: 1.1 of 10 tokens are 11, although the float next to 1.1 is larger.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/checksum/verify.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/refusal.h"
 #include "kvstore/rows/tensor.h"
@@ -36,7 +37,7 @@ class SnapshotSource final : public LayerSource {
     RETURN_IF_ERROR(CheckIndex(request.index, shape.key_dim, request.index_field));
     RETURN_IF_ERROR(CheckKind(shape.kind, request));
     if (absl::Status status = AddRows(*slot); !status.ok()) return RefusalOf(status);
-    if (request.index.kind != IndexKind::kFlat) {
+    if (IsBuilt(request.index)) {
       if (absl::Status status = AddCodes(*slot, request); !status.ok()) return RefusalOf(status);
     }
     *view = {.shape = shape, .segments = segments_};

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -132,10 +133,11 @@ absl::Status SegmentWriter::MoveFromReaders() {
     for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
       if (!cache_->layers.layers[slot].shape.has_index()) continue;
       const IndexDataHeader& from = old.indexes[i]->header(slot);
-      const IndexDataHeader& to = fresh.indexes[i]->header(slot);
-      PQC_CRASH_POINT();
-      std::memcpy(const_cast<uint8_t*>(Planes(to, 0)), Planes(from, 0),
-                  from.head_stride_bytes * from.kv_head_count);
+      IndexDataHeader& to = fresh.indexes[i]->header(slot);
+      for (uint32_t kv_head = 0; kv_head < from.kv_head_count; ++kv_head) {
+        PQC_CRASH_POINT();
+        BuiltTypeOf(from.index).CopyCodes(from, kv_head, from.slot_capacity, /*first_slot=*/0, &to);
+      }
     }
   }
   old = std::move(fresh);
@@ -286,8 +288,8 @@ void SegmentWriter::EncodeNew() {
     if (!layer.shape.has_index()) continue;
     max_tokens = std::max(max_tokens, layer_tokens_[slot] - base_->layer_tokens[slot]);
     for (const IndexDescriptor& index : base_->list->indexes) {
-      scratch_bytes = std::max(
-          scratch_bytes, kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
+      scratch_bytes =
+          std::max(scratch_bytes, BuiltTypeOf(index).EncodeScratchBytes(index, layer.shape));
     }
   }
   scratch_bytes = (scratch_bytes + 63) / 64 * 64;
@@ -339,7 +341,7 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
     for (const auto& index : full.indexes) {
       if (index == nullptr || !index->ready(layer_slot)) continue;  // its builder counts it
       if (index->header(layer_slot).counted_end.load() > 0) continue;
-      CountCells(cache_->compute.exec, cache_->layers.layers[layer_slot], *index, layer_slot,
+      CloseLayer(cache_->compute.exec, cache_->layers.layers[layer_slot], *index, layer_slot,
                  slot_end);
     }
   }

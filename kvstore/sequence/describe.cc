@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "kvstore/read/indexes/index_types.h"
+
 namespace pqcached::kvstore {
 namespace {
 
@@ -23,7 +25,7 @@ SegmentInfo DescribeSegment(const Cache& cache, const Snapshot& snapshot, size_t
                    .slot_capacity = entry.rows->slot_capacity(),
                    .codebook_generations = {}};
   const bool indexed =
-      cache.spec.default_index.kind == IndexKind::kFlat ||
+      !IsBuilt(cache.spec.default_index) ||
       std::any_of(entry.indexes.begin(), entry.indexes.end(),
                   [](const auto& index) { return index != nullptr && index->all_ready(); });
   const bool complete = SegmentEnd(snapshot, i) <= snapshot.token_count();

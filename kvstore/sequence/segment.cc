@@ -9,59 +9,11 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/select/cells/pq_postings.h"
-#include "kernels/select/pq_select.h"
-#include "kernels/train/pq_encode.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::kvstore {
 namespace {
-
-size_t AlignUp(size_t bytes) {
-  return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
-}
-
-// Returns the number of cells that a segment counts and lists: 0 if the counts would be more bytes
-// to read than the codes.
-uint32_t CountedCells(const kernels::PqGeometry& geometry, uint32_t slot_capacity) {
-  if (!kernels::HasCells(geometry)) return 0;
-  const uint32_t cells = kernels::CellCount(geometry);
-  return 2 * slot_capacity >= cells ? cells : 0;
-}
-
-// Offsets of the parts of an index extent.
-struct IndexExtentLayout {
-  size_t plane_offset = AlignUp(sizeof(IndexDataHeader));
-  size_t head_stride = 0;
-  size_t counts_offset = 0;
-  size_t counts_stride = 0;
-  uint32_t cell_count = 0;
-  size_t begins_offset = 0;
-  size_t begins_stride = 0;
-  size_t slots_offset = 0;
-  size_t slots_stride = 0;
-  size_t size_bytes = 0;
-
-  IndexExtentLayout(const IndexDescriptor& index, const LayerShape& shape, uint32_t slot_capacity) {
-    const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
-    head_stride = kernels::CodePlanesBytes(geometry, slot_capacity);
-    counts_offset = plane_offset + AlignUp(head_stride * shape.kv_heads);
-    cell_count = CountedCells(geometry, slot_capacity);
-    counts_stride = AlignUp(size_t{cell_count} * sizeof(uint32_t));
-    begins_offset = counts_offset + counts_stride * shape.kv_heads;
-    if (cell_count > 0) {
-      begins_stride =
-          AlignUp(kernels::PostingBeginCount(geometry, slot_capacity) * sizeof(uint16_t));
-      slots_stride = AlignUp(size_t{slot_capacity} * sizeof(uint16_t));
-    }
-    slots_offset = begins_offset + begins_stride * shape.kv_heads;
-    size_bytes = slots_offset + slots_stride * shape.kv_heads;
-  }
-};
-
-size_t CentroidStride(const IndexDescriptor& index, const LayerShape& shape) {
-  return AlignUp(kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float));
-}
 
 std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t count) {
   const auto begin = extents.begin() + static_cast<ptrdiff_t>(next);
@@ -73,22 +25,12 @@ std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t
 // Fills in all fields of the header that describe the memory's content.
 void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
                  const CodebookHeader& codebook, IndexDataHeader* header) {
-  const IndexExtentLayout places(codebook.index, shape, slot_capacity);
   header->index = codebook.index;
   header->kv_head_count = shape.kv_heads;
   header->slot_capacity = slot_capacity;
-  header->plane_offset_bytes = places.plane_offset;
-  header->head_stride_bytes = places.head_stride;
-  header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
-  header->counts_offset_bytes = places.counts_offset;
-  header->counts_stride_bytes = places.counts_stride;
-  header->cell_count = places.cell_count;
   header->counted_begin = counted_begin;
   header->codebook_generation = codebook.codebook_generation;
-  header->posting_begins_offset_bytes = places.begins_offset;
-  header->posting_begins_stride_bytes = places.begins_stride;
-  header->posting_slots_offset_bytes = places.slots_offset;
-  header->posting_slots_stride_bytes = places.slots_stride;
+  BuiltTypeOf(codebook.index).FormatData(shape, header);
 }
 
 // Returns the index of the codebooks, which are null for layers without one. REQUIRES: one is not.
@@ -110,8 +52,9 @@ uint16_t HalfRotaryDim(const LayerGroup& group) {
   return halves ? static_cast<uint16_t>(group.rope.rotary_dim) : uint16_t{0};
 }
 
-uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
-  return const_cast<uint8_t*>(Planes(header, kv_head));
+// Returns whether a segment that is closed with these slots gets more than its codes.
+bool HasClosing(const IndexDataHeader& header, uint32_t slot_end) {
+  return slot_end > header.counted_begin && BuiltTypeOf(header.index).HasClosing(header);
 }
 
 }  // namespace
@@ -144,7 +87,7 @@ StoredLayers::StoredLayers(const CacheSpec& spec) {
 }
 
 size_t Codebook::SizeBytes(const IndexDescriptor& index, const LayerShape& shape) {
-  return AlignUp(sizeof(CodebookHeader)) + CentroidStride(index, shape) * shape.kv_heads;
+  return BuiltTypeOf(index).CodebookBytes(index, shape);
 }
 
 Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape,
@@ -155,34 +98,23 @@ Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape
   header->index = index;
   header->kv_head_count = shape.kv_heads;
   header->key_dim = shape.key_dim;
-  header->centroid_offset_bytes = AlignUp(sizeof(CodebookHeader));
-  header->head_stride_bytes = CentroidStride(index, shape);
   header->codebook_generation = codebook_generation;
-  header->paired_dims = NewGeometry(index, shape).paired_dims;
+  BuiltTypeOf(index).FormatCodebook(shape, header);
 }
 
 std::shared_ptr<const Codebook> Codebook::Recover(Extent extent, const IndexDescriptor& index,
                                                   const LayerShape& shape) {
   std::shared_ptr<const Codebook> found(new Codebook(std::move(extent)));
   const CodebookHeader& header = found->header();
-  // An earlier version cut all sub-spaces contiguously.
-  const bool cut =
-      header.paired_dims == 0 || header.paired_dims == NewGeometry(index, shape).paired_dims;
-  const bool readable = ReadsExtent(header.layout_version) && header.index == index && cut;
+  const bool readable = ReadsExtent(header.layout_version) && header.index == index;
   const bool same = header.magic == CodebookHeader::kMagic && readable &&
                     header.kv_head_count == shape.kv_heads && header.key_dim == shape.key_dim &&
-                    header.centroid_offset_bytes == AlignUp(sizeof(CodebookHeader)) &&
-                    header.head_stride_bytes == CentroidStride(index, shape);
+                    BuiltTypeOf(index).ReadsCodebook(header, shape);
   return same ? found : nullptr;
 }
 
-std::span<float> Codebook::centroids(uint32_t kv_head) const {
-  const std::span<const float> read = Centroids(header(), kv_head);
-  return {const_cast<float*>(read.data()), read.size()};
-}
-
 size_t Codebook::content_bytes() const {
-  return size_t{header().kv_head_count} * centroids(0).size_bytes();
+  return BuiltTypeOf(header().index).CodebookContentBytes(header());
 }
 
 void SegmentRows::AppendSizes(const StoredLayers& layers, uint32_t slot_capacity,
@@ -209,15 +141,15 @@ size_t SegmentRows::used_bytes() const {
 
 size_t SegmentIndex::LayerBytes(const IndexDescriptor& index, const LayerShape& shape,
                                 uint32_t slot_capacity) {
-  return IndexExtentLayout(index, shape, slot_capacity).size_bytes;
+  return BuiltTypeOf(index).DataBytes(index, shape, slot_capacity);
 }
 
 SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t slot_capacity,
                                             uint32_t counted_begin, Extent extent,
                                             std::shared_ptr<const Codebook> codebook) {
-  const IndexExtentLayout places(codebook->header().index, shape, slot_capacity);
+  const IndexDescriptor& index = codebook->header().index;
   PQC_CRASH_POINT();
-  std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written later
+  std::memset(extent.data(), 0, BuiltTypeOf(index).ZeroedDataBytes(index, shape, slot_capacity));
   WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
               new (extent.data()) IndexDataHeader);
   return {.data = std::make_shared<const IndexData>(std::move(extent)),
@@ -323,13 +255,7 @@ size_t SegmentIndex::used_bytes() const {
 
 size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
                          uint32_t slot_capacity, uint32_t slot_count) {
-  const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
-  size_t bytes = size_t{kernels::PlaneCount(geometry)} * slot_count;
-  if (const uint32_t cells = CountedCells(geometry, slot_capacity); cells > 0) {
-    bytes += cells * sizeof(uint32_t) +
-             (kernels::PostingBeginCount(geometry, slot_count) + slot_count) * sizeof(uint16_t);
-  }
-  return shape.kv_heads * bytes;
+  return BuiltTypeOf(index).DataContentBytes(index, shape, slot_capacity, slot_count);
 }
 
 absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const StoredLayers& layers,
@@ -369,61 +295,39 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                  const SegmentRows& rows, const SegmentIndex::Layer& index, uint32_t kv_head,
                  PositionRange slots, std::span<std::byte> scratch) {
   if (slots.begin >= slots.end) return;
-  const IndexDataHeader& header = index.header();
   PQC_CRASH_POINT();
-  kernels::PqEncode(exec, {.geometry = GeometryOf(index.codebook->header()),
-                           .dtype = layer.shape.dtype,
-                           .rows = rows.rows(layer.first_head + kv_head) +
-                                   size_t{slots.begin} * layer.shape.row_bytes,
-                           .row_stride = layer.shape.row_bytes,
-                           .row_count = slots.end - slots.begin,
-                           .centroids = index.codebook->centroids(kv_head),
-                           .planes = WritablePlanes(header, kv_head),
-                           .plane_stride = header.plane_stride_bytes,
-                           .first_slot = slots.begin,
-                           .scratch = scratch});
+  BuiltTypeOf(index.header().index)
+      .Encode(exec,
+              {.shape = layer.shape,
+               .kv_head = kv_head,
+               .codebook = &index.codebook->header(),
+               .rows = rows.rows(layer.first_head + kv_head) +
+                       size_t{slots.begin} * layer.shape.row_bytes,
+               .slots = slots,
+               .data = &index.header()},
+              scratch);
 }
 
-void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+void CloseLayer(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
   if (!index.ready(layer_slot) || index.header(layer_slot).counted_end.load() != 0) return;
   for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
-    CountHead(exec, layer, index.layer(layer_slot), kv_head, slot_end);
+    CloseHead(exec, index.layer(layer_slot), kv_head, slot_end);
   }
-  PublishCounts(index.layer(layer_slot), slot_end);
+  PublishClosing(index.layer(layer_slot), slot_end);
 }
 
-void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
-               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end) {
-  const IndexDataHeader& header = index.header();
-  if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
-  const kernels::PqGeometry geometry = GeometryOf(header.index, layer.shape.key_dim);
-  const uint32_t slot_count = slot_end - header.counted_begin;
-  const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
-                                   header.cell_count);
-  PQC_CRASH_POINT();
-  std::fill(counts.begin(), counts.end(), 0u);
-  kernels::PqCountCells(exec, {.geometry = geometry,
-                               .planes = Planes(header, kv_head),
-                               .plane_stride = header.plane_stride_bytes,
-                               .slot_begin = header.counted_begin,
-                               .slot_end = slot_end,
-                               .cell_counts = counts});
-  PQC_CRASH_POINT();
-  kernels::PqBuildPostings(
-      exec, {.geometry = geometry,
-             .planes = Planes(header, kv_head),
-             .plane_stride = header.plane_stride_bytes,
-             .slot_begin = header.counted_begin,
-             .slot_end = slot_end,
-             .begins = {const_cast<uint16_t*>(PostingBegins(header, kv_head)),
-                        kernels::PostingBeginCount(geometry, slot_count)},
-             .slots = {const_cast<uint16_t*>(PostingSlots(header, kv_head)), slot_count}});
-}
-
-void PublishCounts(const SegmentIndex::Layer& index, uint32_t slot_end) {
+void CloseHead(const kernels::Exec& exec, const SegmentIndex::Layer& index, uint32_t kv_head,
+               uint32_t slot_end) {
   IndexDataHeader& header = index.header();
-  if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
+  if (!HasClosing(header, slot_end)) return;
+  PQC_CRASH_POINT();
+  BuiltTypeOf(header.index).CloseHead(exec, kv_head, slot_end, &header);
+}
+
+void PublishClosing(const SegmentIndex::Layer& index, uint32_t slot_end) {
+  IndexDataHeader& header = index.header();
+  if (!HasClosing(header, slot_end)) return;
   PQC_CRASH_POINT();
   header.counted_end.store(slot_end, std::memory_order_release);
 }

@@ -57,11 +57,10 @@ class Codebook {
                                                  const LayerShape& shape);
 
   CodebookHeader& header() const { return *reinterpret_cast<CodebookHeader*>(extent_.data()); }
-  std::span<float> centroids(uint32_t kv_head) const;
   ExtentRef extent() const { return extent_.ref(); }
   UnitRange units() const { return extent_.units(); }
   size_t used_bytes() const { return extent_.size_bytes(); }
-  // Returns the size of the centroids, which statistics report.
+  // Returns the size without rounding, which statistics report.
   size_t content_bytes() const;
 
  private:
@@ -256,8 +255,8 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
                                                          std::span<const NewSegment> segments,
                                                          const NewestCodebooks& codebooks);
 
-// Encodes the given slots of one layer and kv head. `scratch`: kernels::PqEncodeScratchBytes,
-// 64-byte aligned.
+// Encodes the given slots of one layer and kv head. `scratch`: EncodeScratchBytes of the index
+// type, 64-byte aligned.
 void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                  const SegmentRows& rows, const SegmentIndex::Layer& index, uint32_t kv_head,
                  PositionRange slots, std::span<std::byte> scratch);
@@ -268,17 +267,17 @@ inline void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& la
   EncodeSlots(exec, layer, rows, index.layer(layer_slot), kv_head, slots, scratch);
 }
 
-// Counts the cells of the slots [counted_begin, slot_end) of one layer, writes their posting lists,
-// and announces them, if the segment counts cells (IndexDataHeader::cell_count). Does nothing
-// before the layer is ready, or when the layer was already counted.
+// Makes what the index type adds to closed segments of the slots [counted_begin, slot_end) of one
+// layer, such as the counts of a pq index, and announces it. Does nothing before the layer is
+// ready, or when it was done already.
 //
 // REQUIRES: the segment is closed, or about to be.
-void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+void CloseLayer(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
-// CountCells in two steps: CountHead counts one kv head, PublishCounts then announces all heads.
-void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
-               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end);
-void PublishCounts(const SegmentIndex::Layer& index, uint32_t slot_end);
+// CloseLayer in two steps: CloseHead works on one kv head, PublishClosing announces all heads.
+void CloseHead(const kernels::Exec& exec, const SegmentIndex::Layer& index, uint32_t kv_head,
+               uint32_t slot_end);
+void PublishClosing(const SegmentIndex::Layer& index, uint32_t slot_end);
 
 // Returns, per index of the list, the newest codebooks, with which new rows are encoded. Empty for
 // an index that no segment has ready in all layers.

@@ -10,6 +10,7 @@
 #include "kernels/base/crc32c.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/index/live_index.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/records/names_record.h"
 #include "kvstore/records/record_bytes.h"
 
@@ -154,7 +155,7 @@ bool CacheRecovery::ReadState(uint32_t number, Draft& draft) {
 
 bool CacheRecovery::CheckIndexes(const std::vector<IndexDescriptor>& indexes) const {
   for (size_t i = 0; i < indexes.size(); ++i) {
-    if (indexes[i].kind != IndexKind::kPq) return false;
+    if (!IsBuilt(indexes[i])) return false;
     if (std::find(indexes.begin(), indexes.begin() + static_cast<ptrdiff_t>(i), indexes[i]) !=
         indexes.begin() + static_cast<ptrdiff_t>(i)) {
       return false;

@@ -2,6 +2,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
 #include "service/handlers/rpc_stats.h"
@@ -25,8 +26,9 @@ absl::StatusOr<kvstore::BuildSpec> BuildHandler::SpecOf(const Caller& caller,
   ASSIGN_OR_RETURN(const kvstore::IndexDescriptor index,
                    specs_.IndexOrDefault(caller, "sequence_id", request.sequence_id(),
                                          request.has_index(), request.index(), "index"));
-  if (index.kind == kvstore::IndexKind::kFlat) {
-    return InvalidArgument("index.flat", "needs no build");
+  if (!kvstore::IsBuilt(index)) {
+    return InvalidArgument(absl::StrCat("index.", kvstore::TypeOf(index).info().name),
+                           "needs no build");
   }
   spec->index = index;
   return spec;

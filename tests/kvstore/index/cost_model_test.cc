@@ -15,11 +15,8 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr BuildCost kCost = {.load = 1e-7, .step = 2e-7, .code = 5e-7};
-constexpr BuildSize kSize = {.head_count = 8,
-                             .subspace_count = 2,
-                             .row_count = 10000,
-                             .sample_count = 4000,
-                             .worker_count = 4};
+constexpr BuildSize kSize = {
+    .head_count = 8, .head_tasks = 2, .row_count = 10000, .sample_count = 4000, .worker_count = 4};
 constexpr LayerShape kShape = {.dtype = kernels::DType::kBf16,
                                .key_dim = 32,
                                .value_dim = 32,

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "kvstore/clock.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/reader.h"
 #include "kvstore/records/root_records.h"
 #include "tests/kvstore/brute_force.h"

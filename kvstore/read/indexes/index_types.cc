@@ -1,0 +1,108 @@
+#include "kvstore/read/indexes/index_types.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kvstore/read/indexes/flat.h"
+#include "kvstore/read/indexes/pq.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+const FlatIndex kFlatIndex;
+const PqIndex kPqIndex;
+
+// A new type is registered here.
+const IndexType* const kTypes[] = {&kPqIndex, &kFlatIndex};
+
+}  // namespace
+
+std::span<const IndexType* const> IndexTypes() { return kTypes; }
+
+const IndexType* FindIndexType(IndexKind kind) {
+  for (const IndexType* type : kTypes) {
+    if (type->info().kind == kind) return type;
+  }
+  return nullptr;
+}
+
+const IndexType* FindIndexType(std::string_view name) {
+  for (const IndexType* type : kTypes) {
+    if (type->info().name == name) return type;
+  }
+  return nullptr;
+}
+
+const IndexType& TypeOf(const IndexDescriptor& index) {
+  const IndexType* const type = FindIndexType(index.kind);
+  PQC_CHECK(type != nullptr);
+  return *type;
+}
+
+bool IsBuilt(const IndexDescriptor& index) {
+  const IndexType* const type = FindIndexType(index.kind);
+  return type != nullptr && type->built() != nullptr;
+}
+
+const BuiltIndexType& BuiltTypeOf(const IndexDescriptor& index) {
+  const BuiltIndexType* const type = TypeOf(index).built();
+  PQC_CHECK(type != nullptr);
+  return *type;
+}
+
+IndexDescriptor DefaultIndex(const IndexType& type) {
+  IndexDescriptor index{.kind = type.info().kind};
+  const std::span<const IndexParameter> parameters = type.info().parameters;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    type.SetValue(&index, i, parameters[i].default_value);
+  }
+  return index;
+}
+
+std::string NameOf(const IndexDescriptor& index) { return TypeOf(index).NameOf(index); }
+
+bool Allows(const IndexParameter& parameter, uint32_t value) {
+  return value >= parameter.least && value <= parameter.most &&
+         (!parameter.power_of_two || (value & (value - 1)) == 0);
+}
+
+std::string ValuesOf(const IndexParameter& parameter) {
+  std::string text;
+  if (!parameter.names.empty()) {
+    for (size_t i = 0; i < parameter.names.size(); ++i) {
+      text += (i == 0 ? "be " : " or ") + std::to_string(i);
+      text += " (" + std::string(parameter.names[i]) + ")";
+    }
+    return text;
+  }
+  if (!parameter.power_of_two) {
+    return "lie in [" + std::to_string(parameter.least) + ", " + std::to_string(parameter.most) +
+           "]";
+  }
+  for (uint64_t value = parameter.least; value <= parameter.most; value *= 2) {
+    text += value == parameter.least ? "be " : value == parameter.most ? " or " : ", ";
+    text += std::to_string(value);
+  }
+  return text;
+}
+
+Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field) {
+  const IndexType* const type = FindIndexType(index.kind);
+  if (type == nullptr) {
+    return {StatusCode::kInvalidArgument, std::string(field) + ".kind", "unknown"};
+  }
+  const IndexTypeInfo& info = type->info();
+  for (size_t i = 0; i < info.parameters.size(); ++i) {
+    const IndexParameter& parameter = info.parameters[i];
+    const uint32_t value = type->ValueOf(index, i);
+    if (Allows(parameter, value)) continue;
+    const auto path = JoinFields(JoinFields(field, info.name), parameter.name);
+    return {StatusCode::kInvalidArgument, path,
+            std::to_string(value) + ", must " + ValuesOf(parameter)};
+  }
+  return type->CheckFit(index, key_dim, field);
+}
+
+}  // namespace pqcached::kvstore

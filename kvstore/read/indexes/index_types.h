@@ -1,0 +1,45 @@
+// The index types that exist.
+#ifndef PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPES_H_
+#define PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPES_H_
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kvstore/read/indexes/index_type.h"
+
+namespace pqcached::kvstore {
+
+// Returns all types, in the order in which they are listed to users.
+std::span<const IndexType* const> IndexTypes();
+
+// Return null when there is no such type.
+const IndexType* FindIndexType(IndexKind kind);
+const IndexType* FindIndexType(std::string_view name);
+
+// REQUIRES: the type exists, as it does after CheckIndex.
+const IndexType& TypeOf(const IndexDescriptor& index);
+
+// Returns whether the index exists and is built: it has codebooks and index data.
+bool IsBuilt(const IndexDescriptor& index);
+// REQUIRES: IsBuilt.
+const BuiltIndexType& BuiltTypeOf(const IndexDescriptor& index);
+
+// Returns the index with the default of every parameter.
+IndexDescriptor DefaultIndex(const IndexType& type);
+
+// Returns a name for messages, such as "flat" or "pq m=2 b=6".
+std::string NameOf(const IndexDescriptor& index);
+
+// Checks that an index fits keys of `key_dim` numbers. Allocates nothing when it does. Errors:
+// kInvalidArgument naming the parameter in `field`.
+Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field);
+
+// Returns whether the description of a parameter allows a value.
+bool Allows(const IndexParameter& parameter, uint32_t value);
+// Returns the allowed values behind "must": "lie in [4, 8]", "be 1, 2 or 4".
+std::string ValuesOf(const IndexParameter& parameter);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPES_H_

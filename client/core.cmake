@@ -8,6 +8,7 @@ set(sources
   abi/decoder.cc
   abi/error.cc
   abi/gpu.cc
+  abi/index.cc
   abi/load.cc
   abi/merge.cc
   abi/operations.cc

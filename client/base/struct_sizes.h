@@ -38,6 +38,8 @@ inline constexpr size_t kMinimumBytes<pqc_sequence_info> = 56;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_admission> = 56;
 template <>
+inline constexpr size_t kMinimumBytes<pqc_index_parameter> = 32;
+template <>
 inline constexpr size_t kMinimumBytes<pqc_row_options> = 48;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_progress> = 72;

@@ -170,6 +170,11 @@ void Sessions(Sidecar& sidecar, const Arguments& arguments) {
   Print(arguments, sessions, ReportSessions(sessions));
 }
 
+void IndexTypes(Sidecar& sidecar, const Arguments& arguments) {
+  const Json types = sidecar.Call("ListIndexTypes");
+  Print(arguments, types, ReportIndexTypes(types));
+}
+
 void EndSession(Sidecar& sidecar, const Arguments& arguments) {
   const std::string number = std::to_string(arguments.session);
   const Json answer = sidecar.Call("EndSession", {{"session_number", number}});
@@ -328,6 +333,7 @@ int Main(int argc, char** argv) {
       ->add_option("--tenant", arguments.erased_tenant, "name of the tenant, as ls shows it")
       ->required();
   app.add_subcommand("sessions", "open sessions, with the processes that opened them");
+  app.add_subcommand("index-types", "index types that the sidecar has, with their parameters");
   app.add_subcommand("end-quarantine",
                      "moves pools to new memory, which clients of earlier workers do not map; "
                      "restarts the worker")
@@ -370,6 +376,7 @@ int Main(int argc, char** argv) {
                                                       {"erase", &Erase},
                                                       {"drop-cache", &DropCache},
                                                       {"sessions", &Sessions},
+                                                      {"index-types", &IndexTypes},
                                                       {"end-session", &EndSession},
                                                       {"end-quarantine", &EndQuarantine},
                                                       {"limits", &Limits}};

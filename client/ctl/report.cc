@@ -123,7 +123,15 @@ std::string IndexName(const Json& index_spec) {
     return "pq m=" + Count(pq.at("subspaces")) + " b=" + Count(pq.at("bits")) +
            (pq.contains("layout") && pq.at("layout") == "LAYOUT_CONTIGUOUS" ? " contiguous" : "");
   }
-  return index_spec.contains("flat") ? "flat" : "default";
+  if (!index_spec.contains("typed")) return index_spec.contains("flat") ? "flat" : "default";
+  const Json& typed = index_spec.at("typed");
+  std::string name = typed.at("type");
+  for (const auto& [parameter, value] : typed.at("parameters").items()) {
+    name += " " + parameter + "=";
+    name +=
+        value.contains("name") ? value.at("name").get<std::string>() : Count(value.at("number"));
+  }
+  return name;
 }
 
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
@@ -209,6 +217,38 @@ std::string ReportSessions(const Json& list_sessions) {
                   session.at("detached").get<bool>() ? "waits for its client" : "open"});
   }
   return sessions.empty() ? "no sessions\n" : sessions.ToText();
+}
+
+namespace {
+
+// Returns, for example, "1 to 16, powers of two" or "pairs, contiguous".
+std::string ValuesOf(const Json& parameter) {
+  std::string names;
+  for (const Json& name : parameter.at("names")) {
+    names += (names.empty() ? "" : ", ") + name.get<std::string>();
+  }
+  if (!names.empty()) return names;
+  return Count(parameter.at("least")) + " to " + Count(parameter.at("most")) +
+         (parameter.at("power_of_two").get<bool>() ? ", powers of two" : "");
+}
+
+}  // namespace
+
+std::string ReportIndexTypes(const Json& list_index_types) {
+  std::string text;
+  for (const Json& type : list_index_types.at("types")) {
+    text += type.at("name").get<std::string>() + ": " + type.at("text").get<std::string>() + "\n";
+    Table table({"PARAMETER", "DEFAULT", "VALUES", "MEANING"});
+    for (const Json& parameter : type.at("parameters")) {
+      const Json& value = parameter.at("default_value");
+      table.Add(
+          {parameter.at("name"),
+           value.contains("name") ? value.at("name").get<std::string>() : Count(value.at("number")),
+           ValuesOf(parameter), parameter.at("text")});
+    }
+    if (!table.empty()) text += table.ToText();
+  }
+  return text;
 }
 
 // Each cell is "used/limit".

@@ -21,6 +21,7 @@ std::string ReportCaches(const Json& list_caches, const Json& list_sequences);
 std::string ReportSequence(const Json& describe_sequence);
 std::string ReportServer(const Json& server_info);
 std::string ReportSessions(const Json& list_sessions);
+std::string ReportIndexTypes(const Json& list_index_types);
 // Reports the limits of tenants and what they use, as rows of ListTenantLimits.
 std::string ReportLimits(const Json& tenants);
 std::string ReportLeases(const Json& list_leases);

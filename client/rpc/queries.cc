@@ -7,6 +7,7 @@
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 #include "kernels/base/status_macros.h"
+#include "proto/codec/index.h"
 #include "proto/codec/selection.h"
 
 namespace pqcached::client {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "proto/codec/index.h"
 
 namespace pqcached::codec {
 namespace {
@@ -100,16 +101,6 @@ Refusal DecodeTokens(uint64_t tokens, const std::string& field, uint32_t* decode
   return Refuse(
       StatusCode::kInvalidArgument, field,
       std::to_string(tokens) + ", must be at most " + std::to_string(kvstore::kMaxSequenceTokens));
-}
-
-void Encode(const kvstore::IndexDescriptor& index, v1::IndexSpec* message) {
-  if (index.kind == kvstore::IndexKind::kPq) {
-    message->mutable_pq()->set_subspaces(index.subspace_count);
-    message->mutable_pq()->set_bits(index.bits);
-    message->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(index.layout));
-  } else {
-    message->mutable_flat();
-  }
 }
 
 void Encode(const kvstore::Selection& selection, v1::Selection* message) {

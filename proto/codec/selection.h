@@ -16,7 +16,6 @@
 
 namespace pqcached::codec {
 
-void Encode(const kvstore::IndexDescriptor& index, v1::IndexSpec* message);
 void Encode(const kvstore::Selection& selection, v1::Selection* message);
 
 // Decodes a selection, except for its index, which the caller may replace by a default. `field`:

@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/codec/index.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
 #include "service/config/tenant_uids.h"
@@ -225,6 +226,14 @@ absl::Status AdminHandlers::ListTenantLimits(const Caller& caller,
     tenants.insert(std::string(caller.tenant()));
   }
   for (const std::string& tenant : tenants) *response->add_tenants() = DescribeLimits(tenant);
+  return absl::OkStatus();
+}
+
+absl::Status AdminHandlers::ListIndexTypes(const Caller&, const v1::ListIndexTypesRequest&,
+                                           v1::ListIndexTypesResponse* response) {
+  for (const kvstore::IndexType* type : kvstore::IndexTypes()) {
+    codec::Encode(*type, response->add_types());
+  }
   return absl::OkStatus();
 }
 

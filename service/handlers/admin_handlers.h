@@ -86,6 +86,8 @@ class AdminHandlers {
                                 v1::ListTenantLimitsResponse* response);
   absl::Status SetTenantLimits(const Caller&, const v1::SetTenantLimitsRequest& request,
                                v1::SetTenantLimitsResponse* response);
+  absl::Status ListIndexTypes(const Caller&, const v1::ListIndexTypesRequest&,
+                              v1::ListIndexTypesResponse* response);
   absl::Status EndQuarantine(const Caller&, const v1::EndQuarantineRequest& request,
                              v1::EndQuarantineResponse* response);
 

@@ -27,7 +27,7 @@ absl::StatusOr<kvstore::BuildSpec> BuildHandler::SpecOf(const Caller& caller,
                    specs_.IndexOrDefault(caller, "sequence_id", request.sequence_id(),
                                          request.has_index(), request.index(), "index"));
   if (!kvstore::IsBuilt(index)) {
-    return InvalidArgument(absl::StrCat("index.", kvstore::TypeOf(index).info().name),
+    return InvalidArgument(absl::StrCat("index.", std::string(kvstore::TypeOf(index).info().name)),
                            "needs no build");
   }
   spec->index = index;

@@ -93,6 +93,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Shared(Rpc::kListTenantLimits, "ListTenantLimits"),
     Audited(Operators(Rpc::kSetTenantLimits, "SetTenantLimits")),
     Audited(Operators(Rpc::kEndQuarantine, "EndQuarantine")),
+    OverTcp(Shared(Rpc::kListIndexTypes, "ListIndexTypes")),
 };
 
 // Each row is at the index of its rpc.

@@ -66,8 +66,9 @@ enum class Rpc : uint8_t {
   kListTenantLimits,
   kSetTenantLimits,
   kEndQuarantine,
+  kListIndexTypes,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kEndQuarantine) + 1;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kListIndexTypes) + 1;
 
 enum class Role : uint8_t { kAnyone, kTenant, kOperator };
 

@@ -95,6 +95,12 @@ AdminService::Reactor* AdminService::ListTenantLimits(Context* context,
                                                   response);
 }
 
+AdminService::Reactor* AdminService::ListIndexTypes(Context* context,
+                                                    const v1::ListIndexTypesRequest* request,
+                                                    v1::ListIndexTypesResponse* response) {
+  return Answer<&AdminHandlers::ListIndexTypes>(context, Rpc::kListIndexTypes, request, response);
+}
+
 AdminService::Reactor* AdminService::SetTenantLimits(Context* context,
                                                      const v1::SetTenantLimitsRequest* request,
                                                      v1::SetTenantLimitsResponse* response) {

@@ -45,6 +45,8 @@ class AdminService final : public v1::Admin::CallbackService {
                             v1::ListTenantLimitsResponse*) override;
   Reactor* SetTenantLimits(Context*, const v1::SetTenantLimitsRequest*,
                            v1::SetTenantLimitsResponse*) override;
+  Reactor* ListIndexTypes(Context*, const v1::ListIndexTypesRequest*,
+                          v1::ListIndexTypesResponse*) override;
   Reactor* EndQuarantine(Context*, const v1::EndQuarantineRequest*,
                          v1::EndQuarantineResponse*) override;
 

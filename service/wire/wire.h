@@ -67,7 +67,6 @@ absl::StatusOr<std::vector<uint32_t>> PositionsOf(
 // Errors: kResourceExhausted  the response would not fit in a message
 absl::Status CheckResponseBytes(uint64_t bytes, uint64_t max_message_bytes);
 
-void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec);
 void ToWire(const kvstore::Selected& selected, v1::Selected* message);
 void ToWire(const kvstore::SelectedPages& selected, v1::Selected* message);
 void ToWire(const kvstore::Scores& scores, v1::Scores* message);

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
+#include "proto/codec/index.h"
 #include "proto/codec/selection.h"
 #include "service/session/text.h"
 #include "service/wire/staging_claims.h"
@@ -176,8 +178,10 @@ kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease) {
 absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
                                                const std::string& field) {
   ASSIGN_OR_RETURN(const auto index, IndexOf(true, live.index(), field + ".index"));
-  if (index->kind != kvstore::IndexKind::kPq) {
-    return InvalidArgument(field + ".index", "must be pq; flat needs no incremental index");
+  if (!kvstore::IsBuilt(*index)) {
+    return InvalidArgument(field + ".index",
+                           absl::StrCat(std::string(kvstore::TypeOf(*index).info().name),
+                                        " needs no build, so it has no incremental form"));
   }
   if (live.iterations() > kMaxIterations) {
     return InvalidArgument(field + ".iterations",
@@ -230,22 +234,9 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
                                                                 const v1::IndexSpec& spec,
                                                                 const std::string& field) {
   if (!present) return std::nullopt;
-  switch (spec.kind_case()) {
-    case v1::IndexSpec::kPq:
-      if (!v1::PqIndex::Layout_IsValid(spec.pq().layout())) {
-        return InvalidArgument(field + ".pq.layout",
-                               absl::StrCat(static_cast<int>(spec.pq().layout()),
-                                            ", must be 0 (pairs) or 1 (contiguous)"));
-      }
-      return kvstore::IndexDescriptor{kvstore::IndexKind::kPq, spec.pq().subspaces(),
-                                      spec.pq().bits(),
-                                      static_cast<kvstore::SubspaceLayout>(spec.pq().layout())};
-    case v1::IndexSpec::kFlat:
-      return kvstore::IndexDescriptor{};
-    case v1::IndexSpec::KIND_NOT_SET:
-      break;
-  }
-  return InvalidArgument(field + ".kind", "missing: pq or flat");
+  kvstore::IndexDescriptor index;
+  RETURN_IF_ERROR(kvstore::ToStatus(codec::Decode(spec, field, &index)));
+  return index;
 }
 
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,

@@ -2,6 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "proto/codec/index.h"
 #include "service/base/refusal.h"
 #include "service/session/sessions.h"
 #include "service/wire/wire.h"
@@ -72,16 +73,6 @@ absl::Status CheckResponseBytes(uint64_t bytes, uint64_t max_message_bytes) {
                            absl::StrCat(bytes, " bytes, above max_message_bytes = ",
                                         max_message_bytes, "; request less per call"),
                            kNoRetry);
-}
-
-void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec) {
-  if (index.kind == kvstore::IndexKind::kFlat) {
-    spec->mutable_flat();
-    return;
-  }
-  spec->mutable_pq()->set_subspaces(index.subspace_count);
-  spec->mutable_pq()->set_bits(index.bits);
-  spec->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(index.layout));
 }
 
 void ToWire(const kvstore::Selected& selected, v1::Selected* message) {
@@ -164,7 +155,7 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   for (const kvstore::LayerGroup& group : info.spec.groups)
     ToWire(group, message->add_layer_groups());
   if (info.spec.kind == kvstore::CacheKind::kRows) {
-    ToWire(info.spec.default_index, message->mutable_default_index());
+    codec::Encode(info.spec.default_index, message->mutable_default_index());
   }
   message->set_capacity_bytes(info.capacity_bytes);
   message->set_used_bytes(info.used_bytes);
@@ -205,7 +196,8 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
   message->set_cache_id(info.cache_id);
   message->set_client_name(std::string(ClientNameOf(info.session)));
   message->set_token_count(info.token_count);
-  for (const kvstore::IndexDescriptor& index : info.indexes) ToWire(index, message->add_indexes());
+  for (const kvstore::IndexDescriptor& index : info.indexes)
+    codec::Encode(index, message->add_indexes());
   message->set_row_bytes(info.row_bytes);
   message->set_index_bytes(info.index_bytes);
   message->set_codebook_bytes(info.codebook_bytes);
@@ -216,7 +208,8 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
   message->set_group_key(absl::CEscape(info.group_key));
   if (brief) return;
   v1::LiveIndexDescription* live_index = message->mutable_live_index();
-  if (info.live_index_descriptor) ToWire(*info.live_index_descriptor, live_index->mutable_index());
+  if (info.live_index_descriptor)
+    codec::Encode(*info.live_index_descriptor, live_index->mutable_index());
   for (const kvstore::LayerInfo& layer : info.layers) {
     v1::LayerDescription* description = message->add_layers();
     description->set_layer(layer.layer);

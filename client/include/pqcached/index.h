@@ -1,5 +1,5 @@
-/* pqcached client: builds of indexes. A part of client.h, which includes it and whose conventions
- * hold.
+/* pqcached client: indexes by name, and their builds. A part of client.h, which includes it and
+ * whose conventions hold.
  *
  * Example, which ends a build that the engine does not need any more:
  *
@@ -25,6 +25,25 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* A parameter of an index type by name. pqc_admin_json(client, "ListIndexTypes", "{}", &answer)
+ * returns the types that the sidecar has, with their parameters, defaults and limits. */
+typedef struct pqc_index_parameter {
+  size_t struct_size;
+  const char* name;
+  const char* value_name; /* one of the parameter's names, such as "pairs"; NULL: `number` */
+  uint64_t number;
+} pqc_index_parameter;
+
+/* Makes an index of a type by name: "pq" with subspaces 4 and bits 8. Parameters that are not given
+ * have their defaults. No RPC. The limits that depend on a key are checked by the calls that the
+ * index is for. `parameters` may be NULL when the count is 0.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  type: there is no such type; parameters[NAME]: the type has no such
+ *                               parameter, its description does not allow the value, or it is given
+ *                               twice */
+PQC_API pqc_status pqc_index_make(const char* type, const pqc_index_parameter* parameters,
+                                  uint32_t parameter_count, pqc_index* index);
 
 /* Progress of a build after one codebook of one layer. */
 typedef struct pqc_build_progress {

@@ -176,6 +176,18 @@ class Tensor {
   pqc_block_table block_table_{};
 };
 
+// A parameter of Index::Make (pqc_index_parameter): a number, or a name.
+struct IndexParameter {
+  IndexParameter(std::string parameter, uint64_t value)
+      : name(std::move(parameter)), number(value) {}
+  IndexParameter(std::string parameter, std::string value)
+      : name(std::move(parameter)), value_name(std::move(value)) {}
+
+  std::string name;
+  std::string value_name;  // empty: `number`
+  uint64_t number = 0;
+};
+
 // An index kind with its parameters (pqc_index); by default that of the CacheSpec.
 struct Index : pqc_index {
   Index() : pqc_index{} {}
@@ -193,6 +205,23 @@ struct Index : pqc_index {
   static Index Flat() {
     Index index;
     index.kind = PQC_INDEX_FLAT;
+    return index;
+  }
+  // An index of a type by name, Make("pq", {{"subspaces", 4}, {"layout", "contiguous"}});
+  // parameters that are not given have their defaults (pqc_index_make).
+  static Result<Index> Make(const std::string& type,
+                            const std::vector<IndexParameter>& parameters = {}) {
+    std::vector<pqc_index_parameter> c;
+    for (const IndexParameter& parameter : parameters) {
+      const bool is_named = !parameter.value_name.empty();
+      c.push_back({sizeof(pqc_index_parameter), parameter.name.c_str(),
+                   is_named ? parameter.value_name.c_str() : nullptr, parameter.number});
+    }
+    Index index;
+    index.struct_size = sizeof(pqc_index);
+    const pqc_status status =
+        pqc_index_make(type.c_str(), c.data(), static_cast<uint32_t>(c.size()), &index);
+    if (status != PQC_OK) return Status(status);
     return index;
   }
 };

@@ -30,7 +30,7 @@ from ._load import Load
 from ._model_config import groups_of
 from ._names import TokenNames
 from ._operations import Event
-from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
+from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, IndexParameter, IndexType, LayerGroup, Progress, Rank, Scores, Selected,
                        Selection, SequenceInfo, merge, merge_tensors)
 from ._page_cache import PageCache
 from ._prepared import PreparedAttention, StepAttention
@@ -47,7 +47,7 @@ def library_path() -> str:
 
 __all__ = [
     "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "CacheEvent", "CacheEventKind", "CacheEvents", "Cancelled", "Client",
-    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
+    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind", "IndexParameter", "IndexType",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "PageCache", "PageOutcome", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "PrefixKeys", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
     "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "SubspaceLayout", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",

@@ -316,6 +316,15 @@ class LayerRows(Sized):
     ]
 
 
+class IndexParameter(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("value_name", c_char_p),
+        ("number", c_uint64),
+    ]
+
+
 class BuildProgress(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -673,6 +682,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_sequence_describe": (c_uint32, [c_void_p, POINTER(SequenceInfo)]),
     "pqc_ingest": (c_uint32, [c_void_p, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor)]),
     "pqc_append": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32, c_void_p]),
+    "pqc_index_make": (c_uint32, [c_char_p, POINTER(IndexParameter), c_uint32, POINTER(Index)]),
     "pqc_build_index": (c_uint32, [c_void_p, POINTER(BuildOptions)]),
     "pqc_model_read": (c_uint32, [c_char_p, c_char_p, POINTER(c_void_p)]),
     "pqc_model_groups": (POINTER(LayerGroup), [c_void_p, c_void_p]),

@@ -6,7 +6,7 @@ import ctypes
 import json
 import operator
 from ctypes import byref
-from typing import Any, Dict, Mapping, Optional, Sequence as SequenceOf, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple
 
 from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
@@ -17,7 +17,7 @@ from ._handle import Closable, Handle
 from ._library import check, clear_error_text, library
 from ._names import set_names
 from ._operations import EventSource, Operations
-from ._options import Admission, ClientCounts, Index, LayerGroup, Rank, Selection, from_c
+from ._options import Admission, ClientCounts, Index, IndexType, LayerGroup, Rank, Selection, from_c
 from ._page_cache import PageCache
 from ._sequence import Sequence
 from ._steps import Step, StepItem
@@ -151,6 +151,14 @@ class Client(EventSource):
         """Changes the number of threads of the kernels: 0 = all cores, 1 = only the calling thread."""
         with self._handle as client:
             check(self._library.pqc_client_set_threads(client, uint32("thread_count", thread_count)))
+
+    def index_types(self) -> List[IndexType]:
+        """The index types that the sidecar has, with their parameters (Admin.ListIndexTypes).
+
+        Raises Unimplemented with a sidecar of an earlier version, InvalidArgument (method) with an
+        earlier libpqcached_rpc.
+        """
+        return [IndexType.from_json(one) for one in self.admin("ListIndexTypes")["types"]]
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Makes any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the

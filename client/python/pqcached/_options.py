@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from . import _abi as abi
-from ._arguments import MAX_TOKENS, member, number, uint32, uint64
+from ._arguments import MAX_TOKENS, member, number, text, uint32, uint64
 from ._arrays import ArrayLike, Tensor, floats_to_read, floats_to_write, tensor, tensor_to_write
 from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, SubspaceLayout, Verdict
 from ._errors import InvalidArgument
@@ -35,11 +35,64 @@ class Index:
     def flat() -> "Index":
         return Index(IndexKind.FLAT)
 
+    @staticmethod
+    def make(type: str, **parameters: Union[int, str]) -> "Index":
+        """An index of a type by name: `Index.make("pq", subspaces=4, layout="contiguous")`. Parameters
+        that are not given have their defaults; Client.index_types lists them.
+
+        Raises InvalidArgument (type: there is no such type; parameters[NAME]: no such parameter, or a
+        value that its description does not allow) (pqc_index_make).
+        """
+        given = (abi.IndexParameter * len(parameters))()
+        for one, (name, value) in zip(given, parameters.items()):
+            one.struct_size = ctypes.sizeof(abi.IndexParameter)
+            one.name = text(f"parameters[{name}]", name)
+            if isinstance(value, str):
+                one.value_name = text(f"parameters[{name}]", value)
+            else:
+                one.number = uint64(f"parameters[{name}]", value)
+        made = abi.Index()
+        clear_error_text()
+        check(library().pqc_index_make(text("type", type), given, len(parameters), ctypes.byref(made)))
+        return Index(IndexKind(made.kind), made.subspaces, made.bits, SubspaceLayout(made.reserved[abi.PQC_INDEX_LAYOUT]))
+
     def c(self) -> abi.Index:
         made = abi.Index(kind=member(IndexKind, "index.kind", self.kind),
                          subspaces=uint32("index.subspaces", self.subspaces), bits=uint32("index.bits", self.bits))
         made.reserved[abi.PQC_INDEX_LAYOUT] = member(SubspaceLayout, "index.layout", self.layout)
         return made
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexParameter:
+    """A parameter of an index type: a number in [least, most], or one of `names`."""
+
+    name: str
+    text: str  # the meaning
+    least: int
+    most: int
+    default: Union[int, str]
+    power_of_two: bool  # only powers of two
+    names: Tuple[str, ...]  # empty: a number
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexType:
+    """An index type that a sidecar has, as Client.index_types returns it."""
+
+    name: str  # of Index.make
+    text: str  # the method
+    parameters: Tuple[IndexParameter, ...]
+    needs_build: bool  # otherwise it reads rows only
+
+    @staticmethod
+    def from_json(answer: Dict[str, Any]) -> "IndexType":
+        """Reads an IndexTypeDescription of Admin.ListIndexTypes."""
+        return IndexType(answer["name"], answer["text"], tuple(
+            IndexParameter(one["name"], one["text"], int(one["least"]), int(one["most"]),
+                           one["default_value"].get("name") or int(one["default_value"]["number"]),
+                           one["power_of_two"], tuple(one["names"]))
+            for one in answer["parameters"]), answer["needs_build"])
 
 
 @dataclasses.dataclass(frozen=True)

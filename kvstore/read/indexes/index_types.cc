@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/indexes/flat.h"
 #include "kvstore/read/indexes/pq.h"
 
@@ -16,6 +18,46 @@ const PqIndex kPqIndex;
 
 // A new type is registered here.
 const IndexType* const kTypes[] = {&kPqIndex, &kFlatIndex};
+
+Refusal RefuseValue(std::string field, std::string text) {
+  return {.code = StatusCode::kInvalidArgument, .field = std::move(field), .text = std::move(text)};
+}
+
+std::string Quoted(std::string_view text) {
+  std::string quoted = "\"";
+  quoted.append(text);
+  quoted += '"';
+  return quoted;
+}
+
+std::string NamesOf(std::span<const IndexParameter> parameters) {
+  std::string names;
+  for (const IndexParameter& parameter : parameters) {
+    names += (names.empty() ? "" : ", ") + std::string(parameter.name);
+  }
+  return names.empty() ? "none" : names;
+}
+
+// Finds the value of an argument, or refuses it.
+Refusal ReadValue(const IndexParameter& parameter, const IndexArgument& argument,
+                  const std::string& field, uint32_t* value) {
+  const auto refuse = [&](std::string given) {
+    return RefuseValue(field, std::move(given) + ", must " + ValuesOf(parameter));
+  };
+  if (argument.value_name.has_value()) {
+    const auto found =
+        std::find(parameter.names.begin(), parameter.names.end(), *argument.value_name);
+    if (found == parameter.names.end()) {
+      return refuse(Quoted(*argument.value_name));
+    }
+    *value = static_cast<uint32_t>(found - parameter.names.begin());
+    return {};
+  }
+  if (!parameter.names.empty()) return refuse("a number");
+  *value = static_cast<uint32_t>(argument.number);
+  if (*value == argument.number && Allows(parameter, *value)) return {};
+  return refuse(std::to_string(argument.number));
+}
 
 }  // namespace
 
@@ -59,6 +101,32 @@ IndexDescriptor DefaultIndex(const IndexType& type) {
     type.SetValue(&index, i, parameters[i].default_value);
   }
   return index;
+}
+
+Refusal MakeIndex(std::string_view type_name, std::span<const IndexArgument> arguments,
+                  std::string_view field, IndexDescriptor* index) {
+  const IndexType* const type = FindIndexType(type_name);
+  if (type == nullptr) {
+    return RefuseValue(JoinFields(field, "type"), Quoted(type_name) + ", no such index type");
+  }
+  *index = DefaultIndex(*type);
+  const std::span<const IndexParameter> parameters = type->info().parameters;
+  std::vector<bool> given(parameters.size());
+  for (const IndexArgument& argument : arguments) {
+    const std::string path = JoinFields(field, "parameters[" + std::string(argument.name) + "]");
+    size_t i = 0;
+    while (i < parameters.size() && parameters[i].name != argument.name) ++i;
+    if (i == parameters.size()) {
+      return RefuseValue(path, "no parameter of " + std::string(type_name) +
+                                   ", which has: " + NamesOf(parameters));
+    }
+    if (given[i]) return RefuseValue(path, "given twice");
+    given[i] = true;
+    uint32_t value = 0;
+    RETURN_IF_ERROR(ReadValue(parameters[i], argument, path, &value));
+    type->SetValue(index, i, value);
+  }
+  return {};
 }
 
 std::string NameOf(const IndexDescriptor& index) { return TypeOf(index).NameOf(index); }

@@ -2,6 +2,7 @@
 #ifndef PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPES_H_
 #define PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPES_H_
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,20 @@ const BuiltIndexType& BuiltTypeOf(const IndexDescriptor& index);
 
 // Returns the index with the default of every parameter.
 IndexDescriptor DefaultIndex(const IndexType& type);
+
+// A parameter by name, as users write it.
+struct IndexArgument {
+  std::string_view name;
+  std::optional<std::string_view> value_name;  // one of IndexParameter::names; none: `number`
+  uint64_t number = 0;
+};
+
+// Makes an index of a type by name; parameters without an argument have their defaults.
+//
+// Errors: kInvalidArgument (`field`.type: no such type; `field`.parameters[name]: no such
+// parameter, a value that its description does not allow, or given twice)
+Refusal MakeIndex(std::string_view type, std::span<const IndexArgument> arguments,
+                  std::string_view field, IndexDescriptor* index);
 
 // Returns a name for messages, such as "flat" or "pq m=2 b=6".
 std::string NameOf(const IndexDescriptor& index);

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "pqcached/client.h"
+#include "pqcached/client.hpp"
 
 namespace {
 
@@ -90,6 +92,10 @@ TEST(AbiTest, NullArgumentsAreRefusedByName) {
   EXPECT_EQ(pqc_ingest(nullptr, 0, 0, nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_append(nullptr, 0, nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_build_index(nullptr, nullptr), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(pqc_index_make("pq", nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);
+  pqc_index index = PQC_INIT(pqc_index);
+  EXPECT_EQ(pqc_index_make(nullptr, nullptr, 0, &index), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(pqc_index_make("pq", nullptr, 1, &index), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_topk(nullptr, nullptr, nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_score(nullptr, nullptr, nullptr, {0, 1}, nullptr, 0, nullptr, nullptr),
             PQC_INVALID_ARGUMENT);
@@ -194,6 +200,31 @@ TEST(AbiTest, FailuresInManyThreadsKeepTheirOwnReasons) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(AbiTest, IndexesAreMadeFromTypedParameters) {
+  const auto made = pqcached::Index::Make("pq", {{"subspaces", 2}, {"layout", "contiguous"}});
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  EXPECT_EQ(made->kind, PQC_INDEX_PQ);
+  EXPECT_EQ(made->subspaces, 2u);
+  EXPECT_EQ(made->bits, 8u);  // the default
+  EXPECT_EQ(made->reserved[PQC_INDEX_LAYOUT], PQC_SUBSPACES_CONTIGUOUS);
+  EXPECT_EQ(pqcached::Index::Make("flat")->kind, PQC_INDEX_FLAT);
+  for (const auto& [type, parameter, field] :
+       std::vector<std::tuple<std::string, pqcached::IndexParameter, std::string>>{
+           {"hnsw", {"m", 16}, "type"},
+           {"pq", {"lists", 16}, "parameters[lists]"},
+           {"flat", {"bits", 4}, "parameters[bits]"},
+           {"pq", {"bits", 3}, "parameters[bits]"},
+           {"pq", {"bits", (uint64_t{1} << 32) + 4}, "parameters[bits]"},
+           {"pq", {"layout", "odd"}, "parameters[layout]"},
+           {"pq", {"layout", 1}, "parameters[layout]"}}) {
+    const auto refused = pqcached::Index::Make(type, {parameter});
+    EXPECT_EQ(refused.status().code(), PQC_INVALID_ARGUMENT) << type << " " << parameter.name;
+    EXPECT_EQ(refused.status().field(), field);
+  }
+  EXPECT_EQ(pqcached::Index::Make("pq", {{"bits", 4}, {"bits", 4}}).status().field(),
+            "parameters[bits]");
 }
 
 }  // namespace

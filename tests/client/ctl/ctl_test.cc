@@ -54,6 +54,9 @@ TEST(ReportTest, IndexesHaveNames) {
   EXPECT_EQ(ctl::IndexName(Json::parse(R"({"pq": {"subspaces": 4, "bits": 8, "layout": 7}})")),
             "pq m=4 b=8");
   EXPECT_EQ(ctl::IndexName(Json::parse(R"({"flat": {}})")), "flat");
+  EXPECT_EQ(ctl::IndexName(Json::parse(R"({"typed": {"type": "graph", "parameters":
+                {"degree": {"number": "32"}, "metric": {"name": "dot"}}}})")),
+            "graph degree=32 metric=dot");
   EXPECT_EQ(ctl::Number(Json("18446744073709551615")), UINT64_MAX);
 }
 
@@ -165,6 +168,17 @@ TEST_F(CtlTest, ShowsAndEndsSessions) {
   EXPECT_EQ(ended.exit_code, 0) << ended.output;
   EXPECT_NE(ended.output.find("session " + number + " was ended"), std::string::npos);
   EXPECT_EQ(Run({"end-session", number}).exit_code, 1);
+}
+
+TEST_F(CtlTest, ShowsIndexTypesWithTheirParameters) {
+  const Outcome shown = Run({"index-types"});
+  EXPECT_EQ(shown.exit_code, 0);
+  EXPECT_NE(shown.output.find("pq: Product quantization of keys"), std::string::npos);
+  EXPECT_NE(shown.output.find("subspaces  4        1 to 16, powers of two  m, the number"),
+            std::string::npos)
+      << shown.output;
+  EXPECT_NE(shown.output.find("pairs, contiguous"), std::string::npos);
+  EXPECT_NE(shown.output.find("flat: Exact scores"), std::string::npos);
 }
 
 TEST_F(CtlTest, EndsQuarantines) {

@@ -176,6 +176,38 @@ class CallsTest(DaemonTest):
         self.assertEqual(selected(RopeLayout.NONE, SubspaceLayout.PAIRS), contiguous)
         self.assertEqual(selected(RopeLayout.UNKNOWN, SubspaceLayout.PAIRS), contiguous)
 
+    def test_an_index_can_be_made_from_the_description_of_its_type(self):
+        types = {one.name: one for one in self.client.index_types()}
+        self.assertEqual(sorted(types), ["flat", "pq"])
+        self.assertEqual((types["flat"].parameters, types["flat"].needs_build), ((), False))
+        self.assertTrue(types["pq"].needs_build)
+        described = {one.name: one for one in types["pq"].parameters}
+        self.assertEqual({name: one.default for name, one in described.items()},
+                         {"subspaces": 4, "bits": 8, "layout": "pairs"})
+        self.assertEqual((described["bits"].least, described["bits"].most), (4, 8))
+        self.assertEqual(described["layout"].names, ("pairs", "contiguous"))
+        self.assertEqual(Index.make("pq"), Index.pq(4, 8))
+        self.assertEqual(Index.make("pq", bits=6, subspaces=2, layout="contiguous"), Index.pq(2, 6, SubspaceLayout.CONTIGUOUS))
+        self.assertEqual(Index.make("flat"), Index.flat())
+
+    def test_typed_parameters_are_refused_by_name(self):
+        for field, wanted, kind, parameters in (
+                ("type", '"hnsw", no such index type', "hnsw", {}),
+                ("parameters[lists]", "no parameter of pq, which has: subspaces, bits, layout", "pq", {"lists": 1}),
+                ("parameters[bits]", "no parameter of flat, which has: none", "flat", {"bits": 4}),
+                ("parameters[bits]", "9, must lie in [4, 8]", "pq", {"bits": 9}),
+                ("parameters[bits]", str((1 << 32) + 4), "pq", {"bits": (1 << 32) + 4}),
+                ("parameters[bits]", '"six", must lie in [4, 8]', "pq", {"bits": "six"}),
+                ("parameters[subspaces]", "3, must be 1, 2, 4, 8 or 16", "pq", {"subspaces": 3}),
+                ("parameters[layout]", '"diagonal", must be 0 (pairs) or 1 (contiguous)', "pq", {"layout": "diagonal"}),
+                ("parameters[layout]", "a number, must be", "pq", {"layout": 1})):
+            with self.subTest(field=field, wanted=wanted), self.assertRaises(pqcached.InvalidArgument) as caught:
+                Index.make(kind, **parameters)
+            self.assertEqual(caught.exception.field, field)
+            self.assertIn(wanted, str(caught.exception))
+        with self.assertRaises(TypeError):
+            Index.make("pq", bits=4.5)
+
     def test_rows_appended_after_the_build_are_found(self):
         sequence = self.sequence(layers=(0, 3))
         for layer in (0, 3):

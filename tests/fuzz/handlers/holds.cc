@@ -174,7 +174,7 @@ void Inspect(World& world, Tenant& tenant, Bytes& bytes) {
     const World::Result result = world.Call(tenant, request, &response, bytes);
     world.Expect(tenant, result, request, StatusCode::kOk);
   };
-  switch (kind % 9) {
+  switch (kind % 10) {
     case 0:
       return call(v1::StatsRequest(), v1::StatsResponse());
     case 1:
@@ -194,6 +194,8 @@ void Inspect(World& world, Tenant& tenant, Bytes& bytes) {
       return call(v1::ListSessionsRequest(), v1::ListSessionsResponse());
     case 7:
       return call(v1::ListTenantLimitsRequest(), v1::ListTenantLimitsResponse());
+    case 8:
+      return call(v1::ListIndexTypesRequest(), v1::ListIndexTypesResponse());
     default:
       const Sequence* one = Choose(tenant, bytes);
       if (one == nullptr || one->is_loose) return;

@@ -97,6 +97,7 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(admin, AdminHandlers, EraseTenant),
       PQCACHED_ENTRY(admin, AdminHandlers, DropCache),
       PQCACHED_ENTRY(admin, AdminHandlers, ListSessions),
+      PQCACHED_ENTRY(admin, AdminHandlers, ListIndexTypes),
       PQCACHED_ENTRY(admin, AdminHandlers, EndSession),
       PQCACHED_ENTRY(admin, AdminHandlers, ListTenantLimits),
       PQCACHED_ENTRY(admin, AdminHandlers, SetTenantLimits),

@@ -290,6 +290,24 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
           b.mutable_index()->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(2));
         }),
         invalid, "index.pq.layout");
+  const auto typed = [&](const char* type, const char* name, uint64_t number,
+                         const char* value = nullptr) {
+    return Build([=](B& b) {
+      b.mutable_index()->mutable_typed()->set_type(type);
+      v1::IndexValue& given = (*b.mutable_index()->mutable_typed()->mutable_parameters())[name];
+      if (value != nullptr) given.set_name(value);
+      if (value == nullptr && number > 0) given.set_number(number);
+    });
+  };
+  const std::string parameters = "index.typed.parameters";
+  Check("type", typed("hnsw", "m", 16), invalid, "index.typed.type", "no such index type");
+  Check("parameter", typed("pq", "lists", 16), invalid, parameters + "[lists]", "no parameter");
+  Check("range", typed("pq", "bits", 9), invalid, parameters + "[bits]", "must lie in [4, 8]");
+  Check("kind", typed("pq", "bits", 0, "many"), invalid, parameters + "[bits]", "many");
+  Check("name", typed("pq", "layout", 0, "odd"), invalid, parameters + "[layout]", "odd");
+  Check("no value", typed("pq", "bits", 0), invalid, parameters + "[bits]", "missing");
+  Check("typed flat", Build([](B& b) { b.mutable_index()->mutable_typed()->set_type("flat"); }),
+        invalid, "index.flat");
   Check("iterations", Build([](B& b) { b.set_iterations(1001); }), invalid, "iterations");
   Check("train_tokens", Build([](B& b) { b.set_train_tokens(uint64_t{1} << 40); }), invalid,
         "train_tokens");

@@ -73,6 +73,7 @@ const std::map<std::string, Admission>& Admissions() {
       {"ListTenantLimits", Admission::kByGate},
       {"SetTenantLimits", Admission::kByGate},
       {"EndQuarantine", Admission::kByGate},
+      {"ListIndexTypes", Admission::kByGate},
   };
   return rows;
 }

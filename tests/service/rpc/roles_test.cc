@@ -91,6 +91,7 @@ const std::map<std::string, Answers>& Rows() {
       {"ListTenantLimits", kOwn},
       {"SetTenantLimits", kOperators},
       {"EndQuarantine", kOperators},
+      {"ListIndexTypes", kOwnTcp},
   };
   return rows;
 }

@@ -232,6 +232,28 @@ TEST_F(RpcTest, BuildReportsEveryLayerAndGenerationAndIsDeterministic) {
   EXPECT_EQ(answers[0], answers[1]);
 }
 
+TEST_F(RpcTest, AnIndexByTheNameOfItsTypeIsTheSameIndex) {
+  Start();
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(600);
+  v1::IndexSpec index;
+  index.mutable_typed()->set_type("pq");
+  auto& parameters = *index.mutable_typed()->mutable_parameters();
+  parameters["bits"].set_number(5);
+  parameters["layout"].set_name("pairs");  // subspaces: the default, 4
+  EXPECT_FALSE(client->Build(sequence_id, index).empty());
+  v1::TopKRequest request;
+  for (const v1::IndexSpec& spec : {index, Pq(4, 5)}) {
+    v1::TopKItem* item = request.add_items();
+    *item->mutable_query() = QueryAt(sequence_id, 4, 599);
+    *item->mutable_selection() = TokenCountSelection(spec, 4, 16, 40);
+  }
+  v1::TopKResponse response;
+  const grpc::Status status = client->kv().TopK(client->Context().get(), request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.items(0).SerializeAsString(), response.items(1).SerializeAsString());
+}
+
 TEST_F(RpcTest, TopKWithoutAnIndexUsesTheCachesDefault) {
   Start();
   const auto client = Connect();

@@ -67,7 +67,7 @@ MAY_INCLUDE = {
     ),
     "client/ctl": ({"client/ctl", "pqcached"}, {"CLI", "nlohmann"}),
     "client/conform": ({"client/conform", "pqcached"}, {"CLI", "nlohmann"}),
-    "client/examples": ({"pqcached"}, set()),
+    "client/examples": ({"pqcached", "."}, set()),  # a header next to the program, so that a copy of the folder compiles
     "client": ({"pqcached"}, set()),
     "tests": (None, None),  # anything
 }

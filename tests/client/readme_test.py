@@ -1,4 +1,4 @@
-"""The C++ of README.md, and of client/README.md if any, is what client/examples/attend/main.cc has between its marks.
+"""The C++ of README.md, and of client/README.md if any, is what client/examples/chat/main.cc has between its marks.
 
 Usage: readme_test.py SOURCE
 """
@@ -11,9 +11,9 @@ import textwrap
 
 def main() -> int:
     source = pathlib.Path(sys.argv[1])
-    parts = (source / "client/examples/attend/main.cc").read_text().split("  // [example]\n")
+    parts = (source / "client/examples/chat/main.cc").read_text().split("  // [example]\n")
     if len(parts) != 3:
-        print("client/examples/attend/main.cc: two [example] marks are needed")
+        print("client/examples/chat/main.cc: two [example] marks are needed")
         return 1
     example = textwrap.dedent(parts[1]).strip()
     failed = False

@@ -75,7 +75,6 @@ int main(int argc, char** argv) {
                                     .key_dim = kDim,
                                     .value_dim = kDim};
   // clang-format off
-  // [example]
   auto client = Must(pqcached::Client::Open({.endpoint = endpoint}));
   auto cache = Must(client.OpenCache({.name = "demo", .model_fingerprint = "demo-1",
                                       .groups = {layers}, .capacity_bytes = 64 << 20}));
@@ -86,7 +85,6 @@ int main(int argc, char** argv) {
       {.layer = 0, .query_position = kTokens - 1, .queries = {q, {kQueryHeads, kDim}}},
       {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.1}));
   attention.Merge(AttendOwn(k, v, q));  // the engine's part: sink and window
-  // [example]
   // clang-format on
   std::printf("attended %llu sink + %llu window + %u selected of %llu tokens; output[0] = %.4f\n",
               static_cast<unsigned long long>(kSink), static_cast<unsigned long long>(kWindow),

@@ -30,7 +30,6 @@ def main(endpoint):
     keys, values = numbers(TOKENS, HEADS, DIM, frequency=1.0), numbers(TOKENS, HEADS, DIM, frequency=0.3)
     queries = numbers(QUERY_HEADS, DIM, frequency=0.7)
     layers = pqcached.LayerGroup([0], kv_heads=HEADS, query_heads=QUERY_HEADS, key_dim=DIM, value_dim=DIM)
-    # [example]
     with pqcached.Client(endpoint) as client:
         cache = client.open_cache("demo", model_fingerprint="demo-1", groups=[layers], capacity_bytes=64 << 20)
         with cache.create_sequence() as sequence:
@@ -39,7 +38,6 @@ def main(endpoint):
             attention = sequence.attend(0, TOKENS - 1, queries, pqcached.Selection(
                 ratio=0.1, sink_tokens=SINK, window_tokens=WINDOW))
             attention.merge(*attend_own(keys, values, queries))  # the part of sink and window
-    # [example]
     print(f"attended {SINK} sink + {WINDOW} window + {attention.selected.count} selected of {TOKENS} tokens; "
           f"output[0] = {attention.output[0, 0]:.4f}")
 

@@ -1,8 +1,13 @@
 /* pqcached client: C ABI.
  *
- * An engine stores the K and V of its attention layers in a sidecar process, and per decode step
- * and layer asks it which stored tokens matter for a query (pqc_topk), or for the attention over
- * them (pqc_attend). The method is PQCache (SIGMOD 2025, arXiv 2407.12820; "the paper" below).
+ * An engine stores the K and V of its attention layers in a sidecar process, which selects, per
+ * decode step and layer, the stored tokens that matter for a query. The method is PQCache (SIGMOD
+ * 2025, arXiv 2407.12820; "the paper" below).
+ *
+ * Five concepts are enough: client, cache (pqc_model_read describes it by a model's config.json),
+ * sequence, prefill and decode. The decoder (pqc_decoder_open, step.h) is the front door: it keeps
+ * sink and window, and gives the complete attention of the next token. All other calls that write
+ * or attend are advanced: for engines with batches, KV memory or kernels of their own.
  *
  * Words
  *   row        the KV entry [key, value] of one token, layer and kv head; key_dim + value_dim
@@ -15,8 +20,8 @@
  *              scores)
  *   codebook   the centroids of one layer and kv head; a long sequence has several generations of
  *              codebooks
- *   sink       the first tokens of the context; window: the last ones. The engine attends both
- *              itself
+ *   sink       the first tokens of the context; window: the last ones. The decoder attends to both;
+ *              with the other calls the engine itself does, unless they say otherwise
  *   selection  the k tokens that an index chose between sink and window
  *   local path the client maps the sidecar's memory and computes in this process; remote path: RPCs
  *
@@ -84,11 +89,12 @@
  *              works with the other one of the minor version before or after it: calls and fields
  *              that the older one does not have return PQC_UNIMPLEMENTED.
  *
- * Example, which stores 4096 tokens of one layer and attends to a tenth of them:
+ * Example, which stores 4096 tokens of one layer, and decodes the next one with a tenth of them:
  *
  *     pqc_client* client = NULL;
  *     pqc_cache* cache = NULL;
  *     pqc_sequence* sequence = NULL;
+ *     pqc_decoder* decoder = NULL;
  *     pqc_client_options options = PQC_INIT(pqc_client_options);
  *     options.endpoint = "unix:///run/pqcached/pqcached.sock";
  *     pqc_status status = pqc_client_open(&options, &client);
@@ -107,9 +113,14 @@
  *     spec.model_fingerprint = "demo-1";
  *     spec.groups = &group;
  *     spec.group_count = 1;
- *     spec.capacity_bytes = 64u << 20;
  *     if (status == PQC_OK) status = pqc_cache_open(client, &spec, &cache);
  *     if (status == PQC_OK) status = pqc_sequence_create(cache, &sequence);
+ *
+ *     pqc_selection selection = PQC_INIT(pqc_selection);
+ *     selection.sink_tokens = 16;
+ *     selection.window_tokens = 64;
+ *     selection.ratio = 0.1;  // 409 of 4097 tokens: 16 sink + 64 window + 329 selected
+ *     if (status == PQC_OK) status = pqc_decoder_open(sequence, &selection, &decoder);
  *
  *     const uint64_t kv_shape[] = {4096, 8, 128};  // [tokens, kv_heads, dim]
  *     pqc_tensor k = PQC_INIT(pqc_tensor);
@@ -119,32 +130,21 @@
  *     k.shape = kv_shape;
  *     pqc_tensor v = k;
  *     v.ptr = values;
- *     if (status == PQC_OK) status = pqc_ingest(sequence, 0, 0, &k, &v);
- *
- *     pqc_build_options build = PQC_INIT(pqc_build_options);
- *     build.sink_tokens = 16;
- *     if (status == PQC_OK) status = pqc_build_index(sequence, &build);
+ *     if (status == PQC_OK) status = pqc_decoder_prefill(decoder, 0, &k, &v);
  *
  *     const uint64_t query_shape[] = {32, 128};  // [query_heads, key_dim]
- *     pqc_query q = PQC_INIT(pqc_query);
- *     q.query_position = 4095;
- *     q.queries.ptr = query;
- *     q.queries.dtype = PQC_F32;
- *     q.queries.ndim = 2;
- *     q.queries.shape = query_shape;
- *     pqc_selection selection = PQC_INIT(pqc_selection);
- *     selection.sink_tokens = 16;
- *     selection.window_tokens = 64;
- *     selection.budget = PQC_BUDGET_RATIO;
- *     selection.ratio = 0.1;  // 409 of 4096 tokens: 16 sink + 64 window + 329 selected
- *     pqc_attention attention = PQC_INIT(pqc_attention);
- *     attention.output = output;
- *     attention.output_capacity = 32 * 128;
- *     attention.lse = lse;
- *     attention.lse_capacity = 32;
- *     if (status == PQC_OK) status = pqc_attend(sequence, &q, &selection, &attention);
- *     // The engine attends sink and window itself, and adds its part with pqc_merge.
+ *     pqc_tensor q = PQC_INIT(pqc_tensor);
+ *     q.ptr = query;
+ *     q.dtype = PQC_F32;
+ *     q.ndim = 2;
+ *     q.shape = query_shape;
+ *     k.ptr = key;  // of the next token, at position 4096
+ *     v.ptr = value;
+ *     k.ndim = v.ndim = 2;
+ *     k.shape = v.shape = &kv_shape[1];
+ *     if (status == PQC_OK) status = pqc_decoder_decode(decoder, 0, &q, &k, &v, output, 32 * 128);
  *
+ *     pqc_decoder_close(decoder);
  *     pqc_sequence_drop(sequence);
  *     pqc_cache_close(cache);
  *     pqc_client_close(client);

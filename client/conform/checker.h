@@ -1,6 +1,7 @@
 // Checks a record of calls against the contract of the public headers.
 //
 // It sees what the lines hold: handles, positions, counts, times and statuses. It does not see
+//   - by which of status, field, retry time and message an engine decides (clause 3);
 //   - rows, queries and outputs, so neither wrong numbers nor results that an engine uses although
 //     pqc_step_end has failed;
 //   - whether memory of the engine stays as long as a call needs it;

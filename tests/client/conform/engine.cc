@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,18 +60,39 @@ pqc_cache* OpenCache(pqc_client* client) {
   return cache;
 }
 
-// Decodes one token.
-void Step(pqc_client* client, pqc_sequence* sequence, std::vector<float>& numbers) {
+pqc_step* BeginStep(pqc_client* client, pqc_sequence* sequence, uint64_t position) {
   pqc_step_item item = PQC_INIT(pqc_step_item);
   item.sequence = sequence;
-  item.query_position = kTokens;
+  item.query_position = position;
   pqc_step* step = nullptr;
   Must(pqc_step_begin(client, &item, 1, nullptr, &step));
+  return step;
+}
+
+// Decodes one token.
+void Step(pqc_client* client, pqc_sequence* sequence, std::vector<float>& numbers) {
+  pqc_step* step = BeginStep(client, sequence, kTokens);
   const uint64_t shape[] = {1, kHeads, kDim};
   pqc_layer_rows rows = PQC_INIT(pqc_layer_rows);
   rows.layer = kLayer;
   rows.keys = rows.values = Rows(numbers, shape);
   Must(pqc_step_end(step, &rows, 1, nullptr));
+}
+
+// Builds the index when the words of a refusal, and not its status, say that there is none.
+void DecideByMessage(pqc_sequence* sequence, std::vector<float>& numbers) {
+  const uint64_t shape[] = {1, kHeads, kDim};
+  pqc_query query = PQC_INIT(pqc_query);
+  query.query_position = kTokens;
+  query.queries = Rows(numbers, shape);
+  pqc_selection selection = PQC_INIT(pqc_selection);
+  selection.window_tokens = 1;
+  selection.ratio = 0.5;
+  pqc_positions best = PQC_INIT(pqc_positions);
+  if (pqc_topk(sequence, &query, &selection, &best) == PQC_OK) std::exit(1);
+  if (!std::strstr(pqc_last_error(), "index")) std::exit(1);
+  const pqc_build_options build = PQC_INIT(pqc_build_options);
+  Must(pqc_build_index(sequence, &build));
 }
 
 void UseInChild(pqc_client* client) {
@@ -107,6 +129,25 @@ int main(int argc, char** argv) {
   }
   if (broken == "retry") {
     for (int i = 0; i < 5; ++i) pqc_cache_drop(cache);  // a sequence is there
+  }
+  if (broken == "message") DecideByMessage(sequence, numbers);
+  if (broken == "capacity") {
+    for (int i = 0; i < 2; ++i) {
+      pqc_fetch_blocks(sequence, kLayer, {0, kTokens}, PQC_KEY, numbers.data(), 1);
+    }
+  }
+  if (broken == "change in a step") {
+    pqc_step* step = BeginStep(client, sequence, kTokens + 1);
+    pqc_sequence_truncate(sequence, 1);
+    pqc_step_abandon(step);
+  }
+  if (broken == "no result") {
+    pqc_sequence_options options = PQC_INIT(pqc_sequence_options);
+    options.at_least_tokens = 1;  // of a prompt without tokens
+    pqc_sequence* created = nullptr;
+    pqc_sequence_create_with(cache, &options, &created, nullptr);
+    pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
+    pqc_sequence_describe(created, &info);
   }
   if (broken == "fork") UseInChild(client);
   if (broken != "flush") Must(pqc_sequence_flush(sequence));

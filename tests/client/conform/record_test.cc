@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,9 +64,13 @@ TEST_F(RecordTest, BrokenClausesAreReported) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"client closed", "client.h 1: pqc_sequence_flush uses a sequence of a client that was"},
       {"struct size", "client.h 2: pqc_sequence_describe was refused for the size of a struct"},
+      {"capacity", "client.h 4: pqc_fetch_blocks is repeated with the capacity that was too small"},
       {"position", "client.h 5: pqc_ingest was refused for its positions"},
+      {"change in a step",
+       "client.h 6: pqc_sequence_truncate changes a sequence while the step of"},
       {"retry", "client.h 7: pqc_cache_drop repeats the call in line"},
       {"fork", "client.h 8: pqc_client_count uses, after fork(), a client"},
+      {"no result", "client.h 9: pqc_sequence_describe goes on without a sequence after"},
   };
   for (const auto& [clause, text] : cases) {
     const Outcome found = Break(clause);
@@ -74,6 +79,17 @@ TEST_F(RecordTest, BrokenClausesAreReported) {
     EXPECT_NE(found.output.find("breaks: 1 ("), std::string::npos) << clause << found.output;
     ASSERT_EQ(unlink(path().c_str()), 0);
   }
+}
+
+TEST_F(RecordTest, ADecisionByTheMessageIsNotVisible) {
+  const Outcome found = Break("message");
+  EXPECT_EQ(found.exit_code, 0) << found.output;
+  EXPECT_NE(found.output.find("breaks: 0, warnings: 0\n"), std::string::npos) << found.output;
+  std::ifstream record(path());
+  const std::string lines((std::istreambuf_iterator<char>(record)), {});
+  EXPECT_EQ(lines.find("pqc_last_error"), std::string::npos) << lines;
+  const Outcome help = RunProgram({PQCACHED_CONFORM, "--help"});
+  EXPECT_NE(help.output.find("Clause 3 is not checked"), std::string::npos) << help.output;
 }
 
 TEST_F(RecordTest, LostRowsAndOpenHandlesAreWarnings) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Time to the first token of a turn of a long conversation: with the stored prefix, and without.
 
-turn_trace.py BUILD --json FILE [--tokens N]: a made-up trace of the shape that agents have. Turn t of 33 has a prompt of N / 30 * t
-tokens (N is 80000), of which all but the last N / 30 were in the turn before: 94 % of all input tokens are prefix hits. One token
-in 131 is an answer's. The trained model (tests/tinylm) runs in numpy and keeps its KV in arrays. After each turn the rows of all of
-its layers are ingested, and the sequence is dropped: a cached prefix remains. At turn 30 three ways to the first token are timed:
+turn_trace.py BUILD --json FILE [--tokens N]: a made-up trace of the shape that agents have, with the numbers of
+tests/bench/agent_trace.h, which eviction_study includes. Turn t of 33 has a prompt of N / 30 * t tokens (N is 80000), of which all
+but the last N / 30 were in the turn before: 94 % of all input tokens are prefix hits. One token in 131 is an answer's. The trained
+model (tests/tinylm) runs in numpy and keeps its KV in arrays. After each turn the rows of all of its layers are ingested, and the
+sequence is dropped: a cached prefix remains. At turn 30 three ways to the first token are timed:
 
   recompute  the whole prompt is computed
   load       the sequence is created with the prompt's token ids, its stored rows are loaded into the arrays, and the rest is computed
@@ -16,6 +17,7 @@ Rows: ttft_turn_n_vs_recompute = recompute / load; ttft_turn_n_over_copy = load 
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
@@ -31,8 +33,10 @@ import pqcached  # noqa: E402
 from mooncake_peer import child  # noqa: E402
 from tinylm import TinyLM  # noqa: E402
 
-TURNS, TURN = 33, 30
-INPUT_TOKENS_PER_OUTPUT_TOKEN = 131
+TRACE = {name: int(value) for name, value in
+         re.findall(r"^inline constexpr uint32_t (k\w+) = (\d+);", (ROOT / "tests/bench/agent_trace.h").read_text(), re.MULTILINE)}
+TURNS, TURN = TRACE["kTurns"], TRACE["kTimedTurn"]
+INPUT_TOKENS_PER_OUTPUT_TOKEN = TRACE["kInputTokensPerOutputToken"]
 PASS = 512  # tokens per pass of the model
 ROUNDS = 3
 STEP = 128  # prefixes are shared in steps of this many tokens
@@ -173,7 +177,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path, required=True)
-    parser.add_argument("--tokens", type=int, default=80000, help="of the prompt of turn 30")
+    parser.add_argument("--tokens", type=int, default=TRACE["kPromptTokens"], help="of the prompt of turn 30")
     arguments = parser.parse_args()
     talk = Conversation(arguments.tokens)
     engine = Engine(len(talk.tokens))

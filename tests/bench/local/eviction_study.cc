@@ -8,10 +8,10 @@
 //                   turn comes from any of them, the most recently used ones more often
 //   documents       one in four requests: 4096 to 16384 tokens behind a system prompt, once and never
 //                   again
-// `agents`: 24 conversations of the shape of tests/bench/engine/turn_trace.py. Turn t of 33 has a
-// prompt of 2666 t tokens, of which all but 2666 were in the turn before, and one token in 131 is an
-// answer's. All begin with the same 1024 tokens. 8 are under way at a time, and the next turn comes
-// from any of them, the most recently used ones more often.
+// `agents`: 24 conversations of the trace that tests/bench/engine/turn_trace.py plays
+// (tests/bench/agent_trace.h): turn t of 33 has a prompt of 2666 t tokens. All begin with the same
+// 1024 tokens. 8 are under way at a time, and the next turn comes from any of them, the most recently
+// used ones more often.
 // Each runs through a store, with rows of one layer and one kv head (128 bytes a token).
 #include <algorithm>
 #include <cstdio>
@@ -21,6 +21,7 @@
 
 #include "kernels/base/check.h"
 #include "kvstore/store.h"
+#include "tests/bench/agent_trace.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -29,8 +30,10 @@ constexpr char kTenant[] = "study";
 constexpr uint32_t kRequests = 3000;
 constexpr uint32_t kDim = 32;
 constexpr uint32_t kMostTokens = 24'000;  // of a prompt of `mixed`
-constexpr uint32_t kAgents = 24, kTurns = 33, kTurnTokens = 2666;
-constexpr uint32_t kInputTokensPerOutputToken = 131;
+using agent_trace::kInputTokensPerOutputToken;
+using agent_trace::kTurns;
+constexpr uint32_t kAgents = 24;
+constexpr uint32_t kTurnTokens = agent_trace::kPromptTokens / agent_trace::kTimedTurn;
 constexpr size_t kTokenBytes = size_t{2} * kDim * sizeof(uint16_t);
 
 using Tokens = std::vector<uint32_t>;

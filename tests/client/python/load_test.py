@@ -2,14 +2,23 @@
 
 import asyncio
 import gc
+import pathlib
+import re
+import time
 import unittest
 import weakref
 
 import numpy as np
 
-from daemon import KEY_DIM, KV_HEADS, VALUE_DIM, BothPathsTest, Layer, pqcached
+from daemon import KEY_DIM, KV_HEADS, VALUE_DIM, BothPathsTest, Layer, group, pqcached
 
 TOKENS = 700
+
+
+def mapped_bytes():
+    """The pages of shared memory that this process has mapped: of the pool, those that it has read."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"^RssShmem:\s+(\d+) kB$", status, re.MULTILINE).group(1)) << 10
 
 
 class LoadTest(BothPathsTest):
@@ -50,6 +59,28 @@ class LoadTest(BothPathsTest):
             values = view[blocks].reshape(-1, KV_HEADS, VALUE_DIM)[:TOKENS]
             np.testing.assert_array_equal(values, self.layers[1].values)
             self.assertFalse(memory[np.setdiff1d(np.arange(60), blocks)].any())
+
+    def test_a_prefetch_maps_the_rows_before_they_are_read(self):
+        tokens = 6000
+        layer = Layer(tokens)
+        row_bytes = layer.keys.nbytes + layer.values.nbytes
+        spec = {"model_fingerprint": "1", "groups": [group()], "capacity_bytes": 16 << 20}
+        stored = self.client.open_cache("prefetched", **spec).create_sequence()
+        for begin in range(0, tokens, 1000):
+            stored.ingest(0, begin, layer.keys[begin:begin + 1000], layer.values[begin:begin + 1000])
+        with pqcached.Client(self.daemon.endpoint, timeout_ms=60000, path=pqcached.PathChoice.ONLY_LOCAL) as client:
+            with client.open_cache("prefetched", **spec) as cache, cache.attach(stored.id) as sequence:
+                arrays = (np.ones_like(layer.keys), np.ones_like(layer.values))
+                before = mapped_bytes()
+                sequence.prefetch((0, tokens))
+                until = time.monotonic() + 60
+                while mapped_bytes() < before + row_bytes and time.monotonic() < until:
+                    time.sleep(0.005)
+                self.assertGreaterEqual(mapped_bytes(), before + row_bytes)
+                sequence.load((0, tokens), {0: arrays})
+                np.testing.assert_array_equal(arrays[0], layer.keys)
+                np.testing.assert_array_equal(arrays[1], layer.values)
+        stored.drop()
 
     def test_a_load_goes_on_layer_by_layer(self):
         for sequence in self.filled():

@@ -377,6 +377,10 @@ class Store {
   //         kDeadlineExceeded    before the first usable codebook of every layer; later the build
   //                              ends early with fewer iterations, and succeeds
   //         kCancelled           `progress` returned false, or `is_cancelled` true
+  //
+  // With spec.rebuild, an index that exists is replaced when the new one is done: readers use the
+  // earlier one until then, and keep it when the build fails. kAlreadyExists: no keys have drifted
+  // by spec.rebuild_drift.
   virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                   const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;

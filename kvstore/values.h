@@ -175,6 +175,11 @@ struct BuildSpec {
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per generation and kv head; 0 = all
   uint32_t sink_tokens = 16;  // first tokens, excluded from training
+  // Replaces an index that the sequence has, when the new one is done.
+  bool rebuild = false;
+  // 0: `rebuild` always does. Otherwise it does only if the keys of a segment have drifted by more
+  // than this ratio from those of its codebook in some layer, as StoreOptions::drift_ratio.
+  double rebuild_drift = 0;
   SteadyTime deadline = SteadyTime::InfiniteFuture();
   // Called between iterations, by several builder threads concurrently: true
   // cancels. May be empty.

@@ -113,11 +113,31 @@ pqc_status NameTokens(pqc_sequence* sequence, const pqc_row_options* caller_opti
                       error);
 }
 
+pqc_status CheckRebuild(const pqc_build_options& options) {
+  if (options.rebuild > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.rebuild", "%u, must be 0 or 1", options.rebuild);
+  }
+  if (options.rebuild == 0 && options.rebuild_drift != 0) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.rebuild_drift", "only with rebuild");
+  }
+  return PQC_OK;
+}
+
+// Maps the index that has replaced another one. Without an answer, steps use the earlier one until
+// the next row brings its successor.
+void UseNewest(const SequenceState& state) {
+  std::shared_ptr<Image> image;
+  if (state.local && state.local->HasNewer() && state.local->Refresh(&image) != PQC_OK) {
+    ClearLastError();
+  }
+}
+
 pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_build_options options;
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
   RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
+  RETURN_IF_ERROR(CheckRebuild(options));
   if (options.index.kind == PQC_INDEX_DEFAULT) {
     options.index = ToIndex(sequence->state->cache->default_index);
   }
@@ -137,9 +157,12 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
         static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));
   }
   RefusalBuffer error;
-  return Report(remote->BuildIndex(sequence->state->sequence_id, options, &error), error,
+  const pqc_status status = remote->BuildIndex(sequence->state->sequence_id, options, &error);
+  if (status == PQC_OK && options.rebuild) UseNewest(*sequence->state);
+  return Report(status, error,
                 {{"index", "options.index"},
                  {"iterations", "options.iterations"},
+                 {"rebuild.drift_ratio", "options.rebuild_drift"},
                  {"train_tokens", "options.train_tokens"},
                  {"sink_tokens", "options.sink_tokens"}});
 }

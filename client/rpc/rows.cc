@@ -216,6 +216,7 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     request.set_seed(options.seed);
     request.set_train_tokens(options.train_tokens);
     request.set_sink_tokens(options.sink_tokens);
+    if (options.rebuild) request.mutable_rebuild()->set_drift_ratio(options.rebuild_drift);
 
     const std::chrono::milliseconds timeout =
         options.timeout_ms ? std::chrono::milliseconds(options.timeout_ms) : kLongestBuild;

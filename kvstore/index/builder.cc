@@ -1,46 +1,35 @@
 #include "kvstore/index/builder.h"
 
-#include <algorithm>
-#include <atomic>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/clock.h"
-#include "kvstore/index/cost_model.h"
 #include "kvstore/index/layer_build.h"
+#include "kvstore/index/merge.h"
 #include "kvstore/index/shrink.h"
-#include "kvstore/memory/durable_store.h"
 #include "kvstore/read/indexes/index_types.h"
-#include "kvstore/read/indexes/seeds.h"
-#include "kvstore/read/reader.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kMaxIterations = 1000;
-// Share of the time to the deadline that is reserved for costs that the model does not know
-// (wake-ups, publishing).
-constexpr double kReservedShare = 0.10;
-constexpr uint32_t kMinSampleTokens = 1024;  // rows per kv head, under a deadline
-constexpr double kMaxSlowdown = 8.0;         // a larger measured slowdown is an outlier
-// Maximum time that the last step waits for a writer before it checks again whether the build was
-// stopped.
-constexpr absl::Duration kWriterWait = absl::Milliseconds(10);
-constexpr int kCatchUpRounds = 8;  // after that, new rows are coded while writers wait
+constexpr uint32_t kMaxBuildIterations = 1000;
+constexpr double kMaxDrift = 1e6;
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   RETURN_IF_ERROR(CheckNeedsBuild(spec.index, "index"));
   RETURN_IF_ERROR(CheckIndexOf(cache, spec.index, "index"));
-  if (spec.iterations < 1 || spec.iterations > kMaxIterations) {
-    return InvalidArgument(
-        "iterations", absl::StrCat(spec.iterations, ", must lie in [1, ", kMaxIterations, "]"));
+  if (!(spec.rebuild_drift >= 0 && spec.rebuild_drift <= kMaxDrift)) {
+    return InvalidArgument("rebuild.drift_ratio",
+                           absl::StrCat(spec.rebuild_drift, ", must lie in [0, ", kMaxDrift, "]"));
+  }
+  if (spec.iterations < 1 || spec.iterations > kMaxBuildIterations) {
+    return InvalidArgument("iterations", absl::StrCat(spec.iterations, ", must lie in [1, ",
+                                                      kMaxBuildIterations, "]"));
   }
   return absl::OkStatus();
 }
@@ -64,7 +53,8 @@ absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const Build
   if (const size_t found = base.list->Find(spec.index); found < indexes.size()) {
     const std::string name = absl::StrCat("index ", NameOf(spec.index));
     if (base.list->index_ready(found)) {
-      return AlreadyExists("index", absl::StrCat("the sequence has ", name));
+      return spec.rebuild ? CheckTokens(cache, base)
+                          : AlreadyExists("index", absl::StrCat("the sequence has ", name));
     }
     return Aborted("index", absl::StrCat("a build of ", name, " is in progress"), kRetryMemory);
   }
@@ -74,6 +64,61 @@ absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const Build
   }
   return CheckTokens(cache, base);
 }
+
+// Returns whether the sequence has the index, ready in all segments.
+bool IsReady(const SegmentList& list, const IndexDescriptor& index) {
+  const size_t found = list.Find(index);
+  return found < list.indexes.size() && list.index_ready(found);
+}
+
+// Returns whether the keys of a segment in one layer have drifted from those of its codebook.
+bool IsDrifted(const Cache& cache, const Snapshot& base, const BuildSpec& spec,
+               const SegmentEntry& entry, uint32_t layer_slot) {
+  const SegmentIndex& index = *entry.indexes[base.list->Find(spec.index)];
+  const uint32_t tokens = base.layer_tokens[layer_slot];
+  const SegmentTokens segment{
+      entry.rows, {entry.rows->first_position(), entry.closed ? entry.token_end : tokens}};
+  const Codebook& codebook = *index.codebook(layer_slot);
+  const LayerTraining training{.layer_slot = layer_slot,
+                               .index = spec.index,
+                               .segments = {&segment, 1},
+                               .sink_tokens = spec.sink_tokens,
+                               .seed = spec.seed,
+                               .keep_going = {}};
+  return HasDrifted(MeasureLayer(cache, training, codebook), codebook, spec.rebuild_drift);
+}
+
+// Refuses a rebuild whose condition does not hold.
+absl::Status CheckDrift(const Cache& cache, const Snapshot& base, const BuildSpec& spec) {
+  if (spec.rebuild_drift <= 0) return absl::OkStatus();
+  for (const SegmentEntry& entry : base.list->segments) {
+    for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+      if (!cache.layers.layers[slot].shape.has_index()) continue;
+      if (IsDrifted(cache, base, spec, entry, slot)) return absl::OkStatus();
+    }
+  }
+  return AlreadyExists(
+      "index", absl::StrCat("the sequence has index ", NameOf(spec.index),
+                            ", and no keys have drifted by more than ", spec.rebuild_drift));
+}
+
+// One rebuild at a time of a sequence.
+class Rebuilding {
+ public:
+  explicit Rebuilding(const Sequence& sequence)
+      : sequence_(sequence), holds_(!sequence.rebuilding().exchange(true)) {}
+  ~Rebuilding() {
+    if (holds_) sequence_.rebuilding().store(false);
+  }
+  Rebuilding(const Rebuilding&) = delete;
+  Rebuilding& operator=(const Rebuilding&) = delete;
+
+  bool holds() const { return holds_; }
+
+ private:
+  const Sequence& sequence_;
+  const bool holds_;
+};
 
 // Closes the open segment of a first prefill, so that its incremental index codes it, and adds the
 // index to the sequence, so that readers wait for it.
@@ -87,448 +132,7 @@ absl::Status ClosePrefill(const Cache& cache, const IndexDescriptor& index,
   return base->list->prefill_closed ? absl::OkStatus() : sequence.CloseActiveSegment();
 }
 
-// One build in progress. All segments of its snapshot count as closed.
-class Build {
- public:
-  Build(const Cache& cache, std::shared_ptr<Sequence> sequence,
-        std::shared_ptr<const Snapshot> base, const BuildSpec& spec,
-        const std::function<bool(const BuildProgress&)>& progress, const BuildClock& clock)
-      : cache_(cache),
-        sequence_(std::move(sequence)),
-        base_(std::move(base)),
-        spec_(spec),
-        progress_(progress),
-        clock_(clock),
-        began_(clock()),
-        type_(BuiltTypeOf(spec.index)),
-        head_tasks_(type_.TrainingTasks(spec.index)) {}
-
-  // Allocates the extents of the whole build. Errors: kResourceExhausted.
-  absl::Status Allocate();
-  // Trains, codes and publishes layer by layer. Errors: kCancelled, kDeadlineExceeded, kNotFound.
-  absl::Status Run();
-  // Codes the rows that arrived during the build. Errors: kCancelled, kNotFound,
-  // kResourceExhausted.
-  absl::Status CatchUp();
-
- private:
-  // One layer and codebook generation, the content of one codebook extent.
-  struct Unit {
-    uint32_t layer_slot = 0;
-    uint32_t codebook_generation = 0;
-    std::shared_ptr<Codebook> codebook;
-    std::vector<TrainingResult> results;                  // [kv_heads, training tasks]
-    std::unique_ptr<std::atomic<uint32_t>[]> tasks_left;  // [kv_heads]
-    std::atomic<uint32_t> heads_left = 0;
-  };
-  struct Task {
-    Unit* unit = nullptr;
-    uint32_t kv_head = 0;
-    uint32_t number = 0;  // among the training tasks of the kv head
-  };
-  enum class Stop : uint8_t { kNone, kCancelled, kDeadline, kDropped };
-
-  uint32_t segment_end(size_t segment) const;
-  const StoredLayers::Layer& layer(const Unit& unit) const {
-    return cache_.layers.layers[unit.layer_slot];
-  }
-  std::vector<SegmentTokens> TokensOf(const Unit& unit) const;
-  uint32_t head_tokens(const Unit& unit) const {
-    return generations_[unit.codebook_generation].tokens.end -
-           generations_[unit.codebook_generation].tokens.begin;
-  }
-  bool HasIndex(uint32_t layer_slot) const {
-    return cache_.layers.layers[layer_slot].shape.has_index();
-  }
-  // Returns the codebook of a layer and generation; null for a layer without an index.
-  std::shared_ptr<const Codebook> CodebookOf(uint32_t layer_slot, uint32_t generation) const;
-  void MeasureCosts();
-  absl::Duration CodingTime(const Unit& unit) const;
-  void UpdateSlowdown(absl::Duration took, absl::Duration by_costs);
-  void RequestStop(Stop reason);
-  bool Stopped();
-  absl::Status StopStatus() const;
-  void RunTask(const Task& task);
-  TrainingResult TrainTask(const Task& task);
-  void EncodeHead(const Unit& unit, uint32_t kv_head);
-  void FinishUnit(Unit& unit);
-  absl::Status PublishLayer(uint32_t layer_slot);
-  // Codes the segments of a snapshot that have no index yet. Only the writer may pass with_tail =
-  // true, which includes the active segment. Returns true when there were any.
-  absl::StatusOr<bool> CodeNewSegments(const Snapshot& snapshot, bool with_tail);
-
-  const Cache& cache_;
-  const std::shared_ptr<Sequence> sequence_;
-  const std::shared_ptr<const Snapshot> base_;
-  const BuildSpec& spec_;
-  const std::function<bool(const BuildProgress&)>& progress_;
-  const BuildClock& clock_;
-  const SteadyTime began_;
-  const BuiltIndexType& type_;
-  const uint32_t head_tasks_;  // training tasks per kv head
-
-  std::vector<CodebookGeneration> generations_;
-  // Of the layers that have an index, ordered by layer, then by generation, because decode needs
-  // them in this order.
-  std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<Task> tasks_;
-  std::vector<std::shared_ptr<SegmentIndex>> segment_indexes_;  // per segment
-  std::vector<BuildCost> costs_;                                // per layer slot; under a deadline
-  std::atomic<Stop> stop_ = Stop::kNone;
-  std::atomic<uint32_t> tasks_left_ = 0;
-  std::atomic<int64_t> coding_left_ns_ = 0;  // on one thread, by the measured costs
-  // Ratio of the observed duration of work to the duration that the measured costs predict, from
-  // the newest observation. It exceeds 1 when other processes use the machine.
-  std::atomic<double> slowdown_ = 1.0;
-
-  Mutex progress_mutex_;                                                     // one report at a time
-  std::vector<uint32_t> generations_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
-  uint32_t layers_done_ ABSL_GUARDED_BY(progress_mutex_) = 0;
-  absl::Status publish_status_ ABSL_GUARDED_BY(progress_mutex_);
-};
-
-uint32_t Build::segment_end(size_t segment) const {
-  const SegmentEntry& entry = base_->list->segments[segment];
-  return entry.closed ? entry.token_end : base_->token_count();
-}
-
-absl::Status Build::Allocate() {
-  const std::vector<SegmentEntry>& entries = base_->list->segments;
-  std::vector<uint32_t> ends;
-  for (size_t i = 0; i < entries.size(); ++i) ends.push_back(segment_end(i));
-  generations_ =
-      SplitGenerations(ends, MinGenerationTokens(ends.back(), cache_.segmenting.codebook_tokens));
-
-  std::vector<size_t> sizes_bytes;
-  for (const StoredLayers::Layer& stored : cache_.layers.layers) {
-    if (!stored.shape.has_index()) continue;
-    sizes_bytes.insert(sizes_bytes.end(), generations_.size(),
-                       Codebook::SizeBytes(spec_.index, stored.shape));
-  }
-  for (const SegmentEntry& entry : entries) {
-    SegmentIndex::AppendSizes(cache_.layers, spec_.index, entry.rows->slot_capacity(), sizes_bytes);
-  }
-  ASSIGN_OR_RETURN(std::vector<Extent> extents, cache_.pool->Allocate(sizes_bytes));
-
-  auto next = extents.begin();
-  for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-    if (!HasIndex(slot)) continue;
-    const LayerShape& shape = cache_.layers.layers[slot].shape;
-    for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
-      auto unit = std::make_unique<Unit>();
-      unit->layer_slot = slot;
-      unit->codebook_generation = generation;
-      unit->codebook =
-          std::make_shared<Codebook>(std::move(*next++), spec_.index, shape, generation);
-      unit->results.resize(size_t{shape.kv_heads} * head_tasks_);
-      unit->tasks_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
-      unit->heads_left = shape.kv_heads;
-      for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-        unit->tasks_left[kv_head] = head_tasks_;
-        for (uint32_t number = 0; number < head_tasks_; ++number) {
-          tasks_.push_back({unit.get(), kv_head, number});
-        }
-      }
-      units_.push_back(std::move(unit));
-    }
-  }
-  for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
-    std::vector<std::shared_ptr<const Codebook>> codebooks;
-    for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-      codebooks.push_back(CodebookOf(slot, generation));
-    }
-    for (size_t i = generations_[generation].segment_begin;
-         i < generations_[generation].segment_end; ++i) {
-      const SegmentRows& rows = *entries[i].rows;
-      const auto data_end = next + cache_.layers.indexed_count;
-      std::vector<Extent> data(std::make_move_iterator(next), std::make_move_iterator(data_end));
-      next = data_end;
-      const uint32_t sink_end = std::clamp(spec_.sink_tokens, rows.first_position(), ends[i]);
-      segment_indexes_.push_back(std::make_shared<SegmentIndex>(cache_.layers, rows.slot_capacity(),
-                                                                sink_end - rows.first_position(),
-                                                                std::move(data), codebooks));
-      segment_indexes_.back()->BeginLayers();
-    }
-  }
-  return absl::OkStatus();
-}
-
-std::shared_ptr<const Codebook> Build::CodebookOf(uint32_t layer_slot, uint32_t generation) const {
-  if (!HasIndex(layer_slot)) return nullptr;
-  const auto of_layer =
-      std::lower_bound(units_.begin(), units_.end(), layer_slot,
-                       [](const auto& unit, uint32_t wanted) { return unit->layer_slot < wanted; });
-  return of_layer[generation]->codebook;
-}
-
-void Build::RequestStop(Stop reason) {
-  Stop none = Stop::kNone;
-  stop_.compare_exchange_strong(none, reason);
-}
-
-bool Build::Stopped() {
-  if (sequence_->dropped()) RequestStop(Stop::kDropped);
-  if (spec_.is_cancelled && spec_.is_cancelled()) RequestStop(Stop::kCancelled);
-  return stop_.load() != Stop::kNone;
-}
-
-absl::Status Build::StopStatus() const {
-  switch (stop_.load()) {
-    case Stop::kNone:
-      return absl::OkStatus();
-    case Stop::kCancelled:
-      return Cancelled("the build was cancelled");
-    case Stop::kDeadline:
-      return DeadlineExceeded("", "the deadline passed before every layer had a codebook");
-    case Stop::kDropped:
-      return NotFound("sequence_id", "the sequence was dropped during the build");
-  }
-  return Internal("unknown stop");
-}
-
-// Costs are measured only with a deadline, so that a build without one depends on no clock.
-void Build::MeasureCosts() {
-  if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
-  for (const StoredLayers::Layer& stored : cache_.layers.layers) {
-    costs_.push_back(stored.shape.has_index() ? cache_.costs.Measured(stored.shape, spec_.index)
-                                              : BuildCost{});
-  }
-  absl::Duration coding;
-  for (const auto& unit : units_) coding += layer(*unit).shape.kv_heads * CodingTime(*unit);
-  coding_left_ns_ = absl::ToInt64Nanoseconds(coding);
-}
-
-// Returns the time to code the unit's rows of one kv head on one thread.
-absl::Duration Build::CodingTime(const Unit& unit) const {
-  if (costs_.empty()) return absl::ZeroDuration();
-  return absl::Seconds(costs_[unit.layer_slot].code * head_tokens(unit));
-}
-
-absl::Status Build::Run() {
-  {
-    const MutexLock lock(&progress_mutex_);
-    generations_done_.assign(cache_.layers.size(), 0);
-  }
-  MeasureCosts();
-  tasks_left_ = static_cast<uint32_t>(tasks_.size());
-  cache_.compute.building.parallel_for().run(
-      static_cast<uint32_t>(tasks_.size()),
-      [this](uint32_t task, uint32_t) { RunTask(tasks_[task]); });
-  if (stop_.load() != Stop::kNone) return StopStatus();
-  const MutexLock lock(&progress_mutex_);
-  return publish_status_;
-}
-
-void Build::RunTask(const Task& task) {
-  if (Stopped()) return;
-  if (clock_() >= spec_.deadline) return RequestStop(Stop::kDeadline);
-  Unit& unit = *task.unit;
-  unit.results[size_t{task.kv_head} * head_tasks_ + task.number] = TrainTask(task);
-  tasks_left_.fetch_sub(1);
-  if (Stopped() || unit.tasks_left[task.kv_head].fetch_sub(1) != 1) return;
-  EncodeHead(unit, task.kv_head);
-  coding_left_ns_.fetch_sub(absl::ToInt64Nanoseconds(CodingTime(unit)));
-  if (unit.heads_left.fetch_sub(1) == 1) FinishUnit(unit);
-}
-
-// Returns exactly the rows that were ingested.
-std::vector<SegmentTokens> Build::TokensOf(const Unit& unit) const {
-  std::vector<SegmentTokens> tokens;
-  const CodebookGeneration& generation = generations_[unit.codebook_generation];
-  for (size_t i = generation.segment_begin; i < generation.segment_end; ++i) {
-    const auto& rows = base_->list->segments[i].rows;
-    tokens.push_back({rows, {rows->first_position(), segment_end(i)}});
-  }
-  return tokens;
-}
-
-TrainingResult Build::TrainTask(const Task& task) {
-  const Unit& unit = *task.unit;
-  const StoredLayers::Layer& stored = layer(unit);
-  const std::vector<kernels::RowSpan> rows =
-      TrainingRows(stored, task.kv_head, TokensOf(unit), spec_.sink_tokens);
-  const uint64_t head_seed =
-      MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.codebook_generation), task.kv_head);
-  TrainingArgs args{.shape = stored.shape,
-                    .kv_head = task.kv_head,
-                    .task = task.number,
-                    .rows = rows,
-                    .sample_tokens = spec_.train_tokens,
-                    .iterations = spec_.iterations,
-                    .seed = head_seed,
-                    .keep_going = [this] { return !Stopped(); },
-                    .codebook = &unit.codebook->header()};
-  if (costs_.empty()) return Train(cache_, args);
-  // The task gets its share of the time that coding leaves.
-  const BuildCost& cost = costs_[unit.layer_slot];
-  const double slowdown = slowdown_.load();
-  const SteadyTime now = clock_();
-  const double workers = cache_.compute.building.worker_count();
-  const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
-  const absl::Duration left = spec_.deadline - now - kReservedShare * (spec_.deadline - began_) -
-                              absl::Nanoseconds(coding_left_ns_.load()) * slowdown / workers;
-  const absl::Duration slice = std::max(absl::ZeroDuration(), left * share);
-  // The sample is reduced before the iterations: this costs the codebook little quality.
-  const double fit = absl::ToDoubleSeconds(slice) / ((cost.load + cost.step) * slowdown);
-  uint32_t sample =
-      spec_.train_tokens == 0 ? head_tokens(unit) : std::min(spec_.train_tokens, head_tokens(unit));
-  if (fit < sample) {
-    sample = std::min(sample, std::max(kMinSampleTokens, static_cast<uint32_t>(fit)));
-    args.sample_tokens = sample;
-  }
-  const absl::Duration step = absl::Seconds(cost.step * sample);
-  args.keep_going = [this, step = step * slowdown, until = now + slice] {
-    return !Stopped() && clock_() + step <= until;
-  };
-  const TrainingResult result = Train(cache_, args);
-  if (result.iterations > 0 && result.iterations < args.iterations) {
-    UpdateSlowdown(clock_() - now, absl::Seconds(cost.load * sample) + step * result.iterations);
-  }
-  return result;
-}
-
-void Build::UpdateSlowdown(absl::Duration took, absl::Duration by_costs) {
-  slowdown_ = std::clamp(absl::FDivDuration(took, by_costs), 1.0, kMaxSlowdown);
-}
-
-void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
-  const StoredLayers::Layer& stored = layer(unit);
-  const kernels::Exec& exec = cache_.compute.exec;
-  const ScratchPool::Buffer scratch =
-      cache_.compute.scratch.Take(type_.EncodeScratchBytes(spec_.index, stored.shape));
-  const CodebookGeneration& generation = generations_[unit.codebook_generation];
-  for (size_t i = generation.segment_begin; i < generation.segment_end; ++i) {
-    const SegmentRows& rows = *base_->list->segments[i].rows;
-    const SegmentIndex::Layer& index = segment_indexes_[i]->layer(unit.layer_slot);
-    const uint32_t slot_end = segment_end(i) - rows.first_position();
-    EncodeSlots(exec, stored, rows, index, kv_head, {0, slot_end}, scratch.bytes());
-    CloseHead(exec, index, kv_head, slot_end);
-  }
-}
-
-void Build::FinishUnit(Unit& unit) {
-  const CodebookGeneration& generation = generations_[unit.codebook_generation];
-  size_t index_bytes = 0;
-  for (size_t i = 0; i < base_->list->segments.size(); ++i) {
-    const SegmentRows& rows = *base_->list->segments[i].rows;
-    const uint32_t slot_end = segment_end(i) - rows.first_position();
-    index_bytes +=
-        IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(), slot_end);
-    if (i < generation.segment_begin || i >= generation.segment_end) continue;
-    PublishClosing(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
-  }
-  CodebookHeader& header = unit.codebook->header();
-  double inertia = 0;
-  for (const TrainingResult& result : unit.results) {
-    inertia += result.inertia;
-    header.iteration_count = std::max(header.iteration_count, result.iterations);
-    header.trained_token_count = result.trained_tokens;
-  }
-  PQC_CRASH_POINT();
-  header.inertia = inertia / layer(unit).shape.kv_heads;
-
-  const MutexLock lock(&progress_mutex_);
-  if (++generations_done_[unit.layer_slot] == generations_.size()) {
-    ++layers_done_;
-    if (!Stopped()) publish_status_.Update(PublishLayer(unit.layer_slot));
-  }
-  if (!progress_ || Stopped()) return;
-  BuildProgress report{.layer = layer(unit).layer,
-                       .layers_done = layers_done_,
-                       .layer_count = cache_.layers.indexed_count,
-                       .codebook_generation = unit.codebook_generation,
-                       .codebook_generation_count = static_cast<uint32_t>(generations_.size()),
-                       .iterations = header.iteration_count,
-                       .inertia = header.inertia,
-                       .seconds = absl::ToDoubleSeconds(clock_() - began_),
-                       .index_bytes = index_bytes,
-                       .codebook_bytes = unit.codebook->content_bytes() * generations_.size()};
-  if (!progress_(report)) RequestStop(Stop::kCancelled);
-}
-
-absl::Status Build::PublishLayer(uint32_t layer_slot) {
-  std::vector<IndexedSegment> indexed;
-  for (size_t i = 0; i < segment_indexes_.size(); ++i) {
-    segment_indexes_[i]->MarkReady(layer_slot);
-    indexed.push_back({base_->list->segments[i].rows->segment_id(), segment_indexes_[i]});
-  }
-  return sequence_->PublishIndex(spec_.index, indexed);
-}
-
-absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_tail) {
-  const SegmentList& list = *snapshot.list;
-  const size_t ordinal = list.Find(spec_.index);
-  if (ordinal == list.indexes.size())
-    return Aborted("index", "the index was taken away", kRetryConflict);
-  std::vector<IndexedSegment> indexed;
-  for (const SegmentEntry& entry : list.segments) {
-    if (entry.indexes[ordinal] != nullptr || (!entry.closed && !with_tail)) continue;
-    const uint32_t first = entry.rows->first_position();
-    auto index = std::make_shared<const SegmentIndex>(cache_.layers, spec_.index);
-    const auto newest = static_cast<uint32_t>(generations_.size() - 1);
-    for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-      const auto codebook = CodebookOf(slot, newest);
-      if (codebook == nullptr) continue;
-      const uint32_t tokens = snapshot.layer_tokens[slot];
-      const uint32_t end =
-          std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);
-      ASSIGN_OR_RETURN(auto layer, entry.closed ? CodeLayer(cache_, slot, *entry.rows, end - first,
-                                                            spec_.sink_tokens, codebook)
-                                                : CodeOpenLayer(cache_, slot, *entry.rows,
-                                                                end - first, codebook));
-      index = index->With(slot, std::move(layer));
-    }
-    indexed.push_back({entry.rows->segment_id(), std::move(index)});
-  }
-  if (indexed.empty()) return false;
-  RETURN_IF_ERROR(sequence_->PublishIndex(spec_.index, indexed));
-  return true;
-}
-
-absl::Status Build::CatchUp() {
-  for (int round = 0; round < kCatchUpRounds; ++round) {  // each leaves less for below
-    ASSIGN_OR_RETURN(const auto snapshot, sequence_->Peek());
-    const auto coded = CodeNewSegments(*snapshot, /*with_tail=*/false);
-    if (!coded.ok() && !absl::IsAborted(coded.status())) return coded.status();
-    if (coded.ok() && !*coded) break;
-  }
-  for (;;) {
-    if (Stopped()) return StopStatus();
-    const auto lease = WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait);
-    if (!lease.ok()) {
-      if (absl::IsAborted(lease.status())) continue;  // another writer is active
-      return lease.status();
-    }
-    ASSIGN_OR_RETURN(const auto snapshot, sequence_->Peek());
-    return CodeNewSegments(*snapshot, /*with_tail=*/true).status();
-  }
-}
-
 }  // namespace
-
-uint32_t MinGenerationTokens(uint32_t token_count, uint32_t least) {
-  constexpr uint32_t kMaxGenerations = 4;
-  return std::max(least, (token_count + kMaxGenerations - 1) / kMaxGenerations);
-}
-
-std::vector<CodebookGeneration> SplitGenerations(const std::vector<uint32_t>& segment_ends,
-                                                 uint32_t codebook_tokens) {
-  std::vector<CodebookGeneration> generations;
-  CodebookGeneration generation;
-  for (size_t i = 0; i < segment_ends.size(); ++i) {
-    generation.segment_end = i + 1;
-    generation.tokens.end = segment_ends[i];
-    if (generation.tokens.end - generation.tokens.begin < codebook_tokens) continue;
-    generations.push_back(generation);
-    generation.segment_begin = i + 1;
-    generation.tokens.begin = generation.tokens.end;
-  }
-  if (generation.segment_begin == segment_ends.size()) return generations;
-  if (generations.empty()) return {generation};
-  generations.back().segment_end = generation.segment_end;
-  generations.back().tokens.end = generation.tokens.end;
-  return generations;
-}
 
 absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, WriteLease lease,
                                 const BuildSpec& spec,
@@ -538,13 +142,23 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   const std::shared_ptr<Sequence> sequence = lease.shared_sequence();
   ASSIGN_OR_RETURN(const auto base, sequence->Read());
   RETURN_IF_ERROR(VerifyList(cache, *base->list));
-  if (const auto live_spec = live.SpecOf(sequence->sequence_id());
-      live_spec.has_value() && live_spec->index == spec.index) {
+  const bool replaces = spec.rebuild && IsReady(*base->list, spec.index);
+  const auto live_spec = live.SpecOf(sequence->sequence_id());
+  const bool is_live = live_spec.has_value() && live_spec->index == spec.index;
+  if (is_live && !replaces) {
     RETURN_IF_ERROR(ClosePrefill(cache, spec.index, lease));
     { const WriteLease done = std::move(lease); }  // lets writers append again
     return live.Finish(cache, *sequence, spec, progress);
   }
   RETURN_IF_ERROR(CheckSequence(cache, *base, spec));
+  std::optional<Rebuilding> rebuilding;
+  if (replaces) {
+    rebuilding.emplace(*sequence);
+    if (!rebuilding->holds()) {
+      return Aborted("index", "a rebuild of the sequence is in progress", kRetryMemory);
+    }
+    RETURN_IF_ERROR(CheckDrift(cache, *base, spec));
+  }
   if (clock() >= spec.deadline) {
     return DeadlineExceeded("", "the deadline passed before the build began");
   }
@@ -554,7 +168,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     return DeadlineExceeded("", "the deadline passed while another index of it was being built");
   }
   ASSIGN_OR_RETURN(const auto quiet, sequence->Read());
-  Build build(cache, sequence, quiet, spec, progress, clock);
+  Build build(cache, sequence, quiet, spec, replaces, progress, clock);
   RETURN_IF_ERROR(build.Allocate());
   RETURN_IF_ERROR(sequence->CloseActiveSegment());
   RETURN_IF_ERROR(sequence->PublishIndex(spec.index, {}));
@@ -562,9 +176,10 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   absl::Status status = build.Run();
   if (status.ok()) status = build.CatchUp();
   if (!status.ok()) {
-    sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
+    if (!replaces) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
     return status;
   }
+  if (is_live) live.Restart(sequence->sequence_id());
   ShrinkSegments(cache, sequence);
   return absl::OkStatus();
 }

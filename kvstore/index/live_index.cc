@@ -315,6 +315,14 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
   }
 }
 
+void IncrementalIndexer::Restart(uint64_t sequence_id) {
+  const MutexLock lock(&inbox_->mutex);
+  const auto it = inbox_->entries.find(sequence_id);
+  if (it == inbox_->entries.end()) return;
+  it->second.work = it->second.work->Renewed();
+  it->second.wanted[0] = it->second.wanted[1] = true;
+}
+
 IncrementalIndexer::Pause::Pause(IncrementalIndexer& indexes, uint64_t sequence_id,
                                  SteadyTime deadline)
     : indexes_(indexes), sequence_id_(sequence_id) {

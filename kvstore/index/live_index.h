@@ -66,6 +66,10 @@ class IncrementalIndexer {
   absl::Status Finish(const Cache& cache, Sequence& sequence, const BuildSpec& spec,
                       const std::function<bool(const BuildProgress&)>& progress);
 
+  // Makes the worker begin again with the index that the sequence has now: another one replaced its
+  // codebooks. REQUIRES: a Pause that holds.
+  void Restart(uint64_t sequence_id);
+
   // Prevents work on the sequence for the lifetime of this object. The constructor waits for work
   // in progress until `deadline`.
   class Pause {

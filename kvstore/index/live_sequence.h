@@ -55,6 +55,11 @@ class LiveSequence {
   // pool is full. Rows and indexes then stay as they were, and the next call tries again.
   absl::StatusOr<bool> Step(Purpose purpose, const std::function<bool()>& keep_going);
 
+  // Returns an object for the same sequence that begins with the index that it has now.
+  std::shared_ptr<LiveSequence> Renewed() const {
+    return std::make_shared<LiveSequence>(cache_, sequence_, spec_);
+  }
+
  private:
   // Codebook that is not published, of the first tokens of a segment.
   struct Ahead {

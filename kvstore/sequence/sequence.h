@@ -249,6 +249,9 @@ class Sequence {
   void Drop();
   bool dropped() const { return dropped_.load(std::memory_order_acquire); }
 
+  // A build that replaces an index sets it while it is in progress.
+  std::atomic<bool>& rebuilding() const { return rebuilding_; }
+
   // A writer in progress holds the sequence; other users that need it to stay hold it themselves.
   Holds& holds() const { return holds_; }
 
@@ -276,6 +279,7 @@ class Sequence {
   std::atomic<bool> dropped_ = false;
   std::atomic<bool> suspended_ = false;
   mutable Holds holds_;
+  mutable std::atomic<bool> rebuilding_ = false;
 
   Mutex events_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   std::unique_ptr<SequenceRecord> record_ ABSL_GUARDED_BY(events_mutex_);

@@ -260,6 +260,8 @@ absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& requ
   spec.train_tokens = train;
   ASSIGN_OR_RETURN(const uint32_t sink, TokensOf(request.sink_tokens(), "sink_tokens"));
   spec.sink_tokens = sink;
+  spec.rebuild = request.has_rebuild();
+  spec.rebuild_drift = request.rebuild().drift_ratio();
   return spec;
 }
 

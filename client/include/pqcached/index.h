@@ -74,15 +74,24 @@ typedef struct pqc_build_options {
   uint32_t timeout_ms;         /* 0 = the longest that the sidecar allows (its max_timeout) */
   pqc_build_callback callback; /* may be NULL */
   void* callback_context;
+  /* 1: replaces an index that exists when the new one is done. Steps use the earlier one until then
+   * (of other clients with mapped memory, until the next row), and keep it when the build fails.
+   * 0: PQC_ALREADY_EXISTS */
+  uint32_t rebuild;
+  /* 0: `rebuild` always does. Otherwise it does only if the keys of a segment in a layer are farther from
+   * their centroids than this times the keys that the codebook was trained on (mean squared
+   * distances; 1.25 is what live indexes use), else PQC_ALREADY_EXISTS. At most 1000000. */
+  double rebuild_drift;
 } pqc_build_options;
 
 /* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
  * rows of all layers. Returns when the index is complete. With a live index of the same kind it
- * waits until all rows are indexed, and iterations, seed and train_tokens have no effect. During a
- * build, steps go on (a flag of pqc_step_begin lets them attend without the index), and rows are
- * stored, which it codes at its end; a fork then has no part of the index. A cancelled or failed
- * build leaves no index, and the last segment stays closed; where the cancellation was too late,
- * the index exists (pqc_sequence_describe: index_count).
+ * waits until all rows are indexed, and iterations, seed and train_tokens have no effect, except
+ * that a rebuild of a complete one uses them. During a build, steps go on (a flag of pqc_step_begin
+ * lets them attend without the index), and rows are stored, which it codes at its end; a fork then
+ * has no part of the index. A cancelled or failed build leaves no index, and the last segment stays
+ * closed; where the cancellation was too late, the index exists (pqc_sequence_describe:
+ * index_count).
  *
  * When the time runs out after every layer has a usable codebook, the build ends with fewer
  * iterations and returns PQC_OK.
@@ -91,7 +100,8 @@ typedef struct pqc_build_options {
  *         PQC_FAILED_PRECONDITION  no tokens, or layers with different token counts (the message
  *                                  names the layer): ingest the missing rows first; or the cache
  *                                  has no layers of kind PQC_LAYERS_SELECTED: nothing to build
- *         PQC_ALREADY_EXISTS       the sequence has this index: nothing to do
+ *         PQC_ALREADY_EXISTS       the sequence has this index, and `rebuild` is 0 or no keys have
+ *                                  drifted: nothing to do
  *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
  *                                  yet included, or a call that changes the sequence: repeat later
  *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist

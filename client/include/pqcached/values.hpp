@@ -352,6 +352,8 @@ struct BuildOptions {
   uint64_t train_tokens = 0;
   uint64_t sink_tokens = 0;
   uint32_t timeout_ms = 0;
+  bool rebuild = false;      // replaces an index that exists when the new one is done
+  double rebuild_drift = 0;  // with rebuild: only if keys have drifted by this ratio; 0 = always
   // Called on the calling thread after each codebook; returns false to cancel; must not throw.
   std::function<bool(const pqc_build_progress&)> progress = {};
 };
@@ -365,6 +367,8 @@ inline pqc_build_options BuildOptionsToC(const BuildOptions& options) {
   c.train_tokens = options.train_tokens;
   c.sink_tokens = options.sink_tokens;
   c.timeout_ms = options.timeout_ms;
+  c.rebuild = options.rebuild ? 1 : 0;
+  c.rebuild_drift = options.rebuild_drift;
   if (options.progress) {
     c.callback = [](void* context, const pqc_build_progress* progress) {
       return static_cast<const BuildOptions*>(context)->progress(*progress) ? 1 : 0;

@@ -355,6 +355,8 @@ class BuildOptions(Sized):
         ("timeout_ms", c_uint32),
         ("callback", BuildCallback),
         ("callback_context", c_void_p),
+        ("rebuild", c_uint32),
+        ("rebuild_drift", c_double),
     ]
 
 

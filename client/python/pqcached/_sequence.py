@@ -235,20 +235,23 @@ class Sequence(AsyncCalls):
     # ---- Index
 
     def build_index(self, index: Index = Index(), *, iterations: int = 0, seed: int = 0, train_tokens: int = 0,
-                    sink_tokens: int = 0, timeout_ms: int = 0,
+                    sink_tokens: int = 0, timeout_ms: int = 0, rebuild: bool = False, rebuild_drift: float = 0.0,
                     progress: Optional[Callable[[BuildProgress], Optional[bool]]] = None) -> None:
         """Ends the prefill and builds the index of all layers.
 
         iterations: of k-means; 0 = 10. seed: same rows, iterations and seed give the same index.
         train_tokens: sample per codebook generation; 0 = all. sink_tokens: first tokens that are
         not used for training. timeout_ms: 0 = the sidecar's limit.
+        rebuild: replaces an index that exists when the new one is done; steps use the earlier one until
+        then. rebuild_drift: with rebuild, only if the keys of a segment are farther from their
+        centroids than this times the trained ones (mean squared distances); 0 = always.
         progress: called on this thread; returning False ends the build (raises Cancelled), and so
         does an exception, which is raised again. A build that is ended leaves no trace, unless it
         had finished already; describe() shows that.
 
-        Raises AlreadyExists (built twice), Cancelled, Aborted.
+        Raises AlreadyExists (built twice; with rebuild_drift, no keys have drifted), Cancelled, Aborted.
         """
-        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, progress)
+        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, rebuild, rebuild_drift, progress)
         with self._handle as sequence:
             status = self._library.pqc_build_index(sequence, byref(options))
             if not raised:

@@ -184,7 +184,7 @@ void PqIndex::CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t sl
                         IndexDataHeader* data) const {
   const IndexDataHeader& header = *data;
   const uint32_t slot_count = slot_end - header.counted_begin;
-  // Where cells are counted, the geometry does not depend on the key dimension.
+  // The geometry of cells does not depend on the key dimension.
   const kernels::PqGeometry geometry = GeometryOf(header.index, header.index.subspace_count);
   const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
                                    header.cell_count);

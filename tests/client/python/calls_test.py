@@ -243,6 +243,27 @@ class CallsTest(DaemonTest):
         with self.fails(pqcached.AlreadyExists, "index"):
             sequence.build_index(Index.pq(2, 6))
 
+    def test_a_rebuild_replaces_the_index_when_it_is_done(self):
+        sequence = self.filled()
+        index = Index.pq(2, 4)
+
+        def scores():
+            return sequence.score(0, TOKENS - 1, self.layer.queries, (0, TOKENS), index).logits
+
+        sequence.build_index(index, iterations=1, seed=1)
+        first, during = scores(), []
+        sequence.build_index(index, iterations=9, seed=2, rebuild=True, progress=lambda _: during.append(scores()))
+        for seen in during:
+            np.testing.assert_array_equal(seen, first)
+        self.assertTrue(during)
+        self.assertFalse(np.array_equal(scores(), first))
+        with self.fails(pqcached.AlreadyExists, "drift"):
+            sequence.build_index(index, rebuild=True, rebuild_drift=100)
+        with self.fails(pqcached.InvalidArgument, "options.rebuild_drift"):
+            sequence.build_index(index, rebuild=True, rebuild_drift=-1)
+        with self.fails(pqcached.InvalidArgument, "options.rebuild_drift"):
+            sequence.build_index(index, rebuild_drift=2)
+
     def test_builds_end_when_the_callback_says_so(self):
         layers = range(8)
         sequence = self.sequence(layers=layers)

@@ -296,7 +296,7 @@ void CrashEngine::Build(SequenceModel& sequence, uint32_t ordinal) {
     const absl::Status closed = world_.store().ClosePrefill(kTenant, sequence.id);
     if (!closed.ok() && !absl::IsResourceExhausted(closed)) world_.Fault("ClosePrefill", closed);
   }
-  const absl::Status status = world_.Build(sequence, ordinal);
+  const absl::Status status = world_.Build(sequence, ordinal, /*rebuild=*/Random(2) == 0);
   if (status.ok()) sequence.index_count = std::max(sequence.index_count.load(), ordinal + 1);
   Finish("BuildIndex", status);
 }

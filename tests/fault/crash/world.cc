@@ -459,10 +459,13 @@ void CrashWorld::CheckRows(const SequenceModel& sequence) {
   }
 }
 
-absl::Status CrashWorld::Build(const SequenceModel& sequence, uint32_t ordinal) {
-  absl::Status status = store_->BuildIndex(
-      kTenant, sequence.id,
-      {.index = kWorldIndexes[ordinal], .iterations = 1, .deadline = Deadline()}, {});
+absl::Status CrashWorld::Build(const SequenceModel& sequence, uint32_t ordinal, bool rebuild) {
+  absl::Status status = store_->BuildIndex(kTenant, sequence.id,
+                                           {.index = kWorldIndexes[ordinal],
+                                            .iterations = 1,
+                                            .rebuild = rebuild,
+                                            .deadline = Deadline()},
+                                           {});
   return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
 }
 

@@ -75,7 +75,7 @@ class CrashWorld {
   // Leases the sequence, and fills `view` with the bytes that its attachment names.
   absl::Status TakeView(const SequenceModel& sequence, const std::string& session, ViewModel& view);
   // Builds an index; one that exists is as good.
-  absl::Status Build(const SequenceModel& sequence, uint32_t ordinal);
+  absl::Status Build(const SequenceModel& sequence, uint32_t ordinal, bool rebuild = false);
 
  private:
   using Found = std::map<uint64_t, SequenceInfo>;

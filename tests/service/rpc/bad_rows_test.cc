@@ -308,6 +308,8 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
   Check("no value", typed("pq", "bits", 0), invalid, parameters + "[bits]", "missing");
   Check("typed flat", Build([](B& b) { b.mutable_index()->mutable_typed()->set_type("flat"); }),
         invalid, "index.flat");
+  Check("drift", Build([](B& b) { b.mutable_rebuild()->set_drift_ratio(-1); }), invalid,
+        "rebuild.drift_ratio");
   Check("iterations", Build([](B& b) { b.set_iterations(1001); }), invalid, "iterations");
   Check("train_tokens", Build([](B& b) { b.set_train_tokens(uint64_t{1} << 40); }), invalid,
         "train_tokens");

@@ -415,7 +415,8 @@ class Store {
                                            const Query& query, const Selection& selection,
                                            bool want_positions) = 0;
   // Returns the partial attention over given positions, [kv_heads, count] and ascending per kv
-  // head. Needs no index; query_position has no effect on the result.
+  // head. Needs no index; query_position has no effect on the result. The query may have logits of
+  // the positions, whose path in refusals is "logits".
   virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                     const Query& query,
                                                     std::span<const uint32_t> positions) = 0;

@@ -266,6 +266,9 @@ struct Query {
   // window_tokens must be stored.
   uint64_t query_position = 0;
   TensorView queries;
+  // AttendPositions: `queries` has logits of the positions, [query_length,
+  // query_heads, count], which the caller has computed (LayerQuery).
+  bool has_logits = false;
 };
 
 struct Selected {

@@ -13,16 +13,26 @@ LayerQuery LayerQuery::Slice(uint32_t begin, uint32_t end) const {
   return slice;
 }
 
-void LayerQuery::Copy(uint32_t token, uint32_t head, uint32_t key_dim, float* to) const {
+void LayerQuery::Copy(uint32_t token, uint32_t head, uint32_t count, float* to) const {
   const std::byte* from = data + static_cast<ptrdiff_t>(token) * strides_bytes[0] +
                           static_cast<ptrdiff_t>(head) * strides_bytes[1];
   if (strides_bytes[2] == static_cast<ptrdiff_t>(DTypeBytes(dtype))) {
-    kernels::ConvertElements(dtype, from, DType::kF32, reinterpret_cast<std::byte*>(to), key_dim);
+    kernels::ConvertElements(dtype, from, DType::kF32, reinterpret_cast<std::byte*>(to), count);
     return;
   }
-  for (uint32_t i = 0; i < key_dim; ++i) {
+  for (uint32_t i = 0; i < count; ++i) {
     to[i] = kernels::LoadElement(dtype, from + static_cast<ptrdiff_t>(i) * strides_bytes[2], 0);
   }
+}
+
+float* LayerQuery::CopyGroup(uint32_t kv_head, uint32_t group_size, uint32_t count,
+                             float* to) const {
+  for (uint32_t token = 0; token < query_length; ++token) {
+    for (uint32_t i = 0; i < group_size; ++i, to += count) {
+      Copy(token, kv_head * group_size + i, count, to);
+    }
+  }
+  return to;
 }
 
 AttentionOut AttentionOut::Packed(float* output, float* lse, uint32_t query_heads,

@@ -22,12 +22,19 @@ struct LayerQuery {
   const std::byte* data = nullptr;
   kernels::DType dtype = kernels::DType::kF32;
   ptrdiff_t strides_bytes[3] = {};
+  // Of an attention over positions that its caller has scored: the elements are scaled and
+  // softcapped logits of the positions, [query_length, query_heads, positions of the kv head], in
+  // place of queries. -infinity leaves a position out for one query head.
+  bool has_logits = false;
 
   // Returns query tokens [begin, end).
   LayerQuery Slice(uint32_t begin, uint32_t end) const;
 
-  // Copies the elements of one token and head as floats.
-  void Copy(uint32_t token, uint32_t head, uint32_t key_dim, float* to) const;
+  // Copies the first `count` elements of one token and head as floats.
+  void Copy(uint32_t token, uint32_t head, uint32_t count, float* to) const;
+  // Copies the first `count` elements of all tokens and of one kv head's group of query heads, to
+  // [query_length, group_size, count]. Returns the end.
+  float* CopyGroup(uint32_t kv_head, uint32_t group_size, uint32_t count, float* to) const;
 };
 
 // Logarithm of log-sum-exps.

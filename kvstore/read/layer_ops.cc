@@ -310,26 +310,32 @@ void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendL
   const size_t span_bytes = PaddedBytes(view.segments.size() * sizeof(kernels::RowSpan));
   const size_t select_count = args.positions.size() / shape.kv_heads;
   const uint32_t group = shape.group_size();
+  const bool scored = args.queries.empty() || !args.logits.empty();
   const auto attend_head = [&](uint32_t kv_head, uint32_t worker) {
+    const std::span<const uint32_t> positions =
+        args.lists.empty() ? args.positions.subspan(kv_head * select_count, select_count)
+                           : args.lists[kv_head];
+    size_t before = kv_head * select_count;  // positions of the kv heads before this one
+    for (const auto& list : args.lists.first(args.lists.empty() ? 0 : kv_head))
+      before += list.size();
     const std::span<std::byte> own = scratch.subspan(worker * scratch_bytes, scratch_bytes);
     const size_t output_floats = size_t{group} * shape.value_dim;
     const kernels::AttendArgs rows{
         .shape = AttendShapeOf(shape),
         .scale = shape.scale,
         .softcap = shape.softcap,
-        .queries = HeadQueries(shape, args.queries, kv_head),
+        .queries = scored ? std::span<const float>() : HeadQueries(shape, args.queries, kv_head),
         .spans = FillRowSpans(view, kv_head, own.first(span_bytes)),
-        .positions = args.lists.empty()
-                         ? args.positions.subspan(kv_head * select_count, select_count)
-                         : args.lists[kv_head],
+        .positions = positions,
         .output = args.output.subspan(kv_head * output_floats, output_floats),
         .lse = args.lse.subspan(size_t{kv_head} * group, group),
         .scratch = own.subspan(span_bytes),
-        .logits = HeadLogits(shape, args.logits, kv_head)};
-    if (args.logits.empty()) {
-      kernels::AttendRows(exec, rows);
-    } else {
+        .logits = scored ? args.logits.subspan(group * before, group * positions.size())
+                         : std::span<const float>()};
+    if (scored) {
       kernels::AttendScored(exec, rows);
+    } else {
+      kernels::AttendRows(exec, rows);
     }
   };
   parallel.run(shape.kv_heads, std::cref(attend_head));

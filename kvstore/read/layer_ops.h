@@ -80,11 +80,12 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
                 const ParallelFor& parallel, std::span<std::byte> scratch);
 
 struct AttendLayerArgs {
-  std::span<const float> queries;       // [query_heads, key_dim]
+  std::span<const float> queries;       // [query_heads, key_dim]; may be empty with logits
   std::span<const uint32_t> positions;  // [kv_heads, k], ascending per kv head, stored
   // [kv_heads], each ascending and stored: in place of `positions` when not empty.
   std::span<const std::span<const uint32_t>> lists = {};
-  // Logits of `positions`, [query_heads, k], scaled and softcapped: the keys are then not read.
+  // Logits of the positions, [query_heads, k], scaled and softcapped: the keys are then not read.
+  // k is that of the query head's list.
   std::span<const float> logits = {};
   std::span<float> output;  // [query_heads, value_dim], overwritten; 0 when k = 0
   std::span<float> lse;     // [query_heads], overwritten; -infinity when k = 0

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -89,16 +90,10 @@ void WidenGroup(LayerView* view, uint32_t query_length) { view->shape.query_head
 // Copies queries [query_length, kv_heads, group_size, dim] to [kv_heads, query_length, group_size,
 // dim], as floats.
 void GatherQueries(const LayerQuery& query, const LayerShape& shape, std::vector<float>* queries) {
-  const uint32_t group = shape.group_size();
   queries->resize(size_t{query.query_length} * shape.query_heads * shape.key_dim);
   float* to = queries->data();
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-    for (uint32_t token = 0; token < query.query_length; ++token) {
-      for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        query.Copy(token, head, shape.key_dim, to);
-        to += shape.key_dim;
-      }
-    }
+    to = query.CopyGroup(kv_head, shape.group_size(), shape.key_dim, to);
   }
 }
 
@@ -110,6 +105,9 @@ LayerRequest RequestOf(const LayerQuery& query, const Selection& selection) {
 bool TakesAll(const ResolvedSelection& resolved) {
   return resolved.select_count == resolved.candidate_count;
 }
+
+// Returns whether a number may be a logit: not NaN and not +infinity.
+bool IsLogit(float number) { return number <= std::numeric_limits<float>::max(); }
 
 Refusal NotFinite(uint32_t query_head) {
   return Refuse(StatusCode::kInvalidArgument, "query.queries",
@@ -388,10 +386,8 @@ Refusal Reader::AttendPositions(const LayerQuery& query, std::span<const uint32_
                                 const AttentionOut& out) {
   LayerView view;
   RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
-  RETURN_IF_ERROR(TakeQueries(query, &view));
   RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
-  AttendOver(view, query, {.positions = positions}, out);
-  return {};
+  return AttendChosen(query, {.positions = positions}, &view, out);
 }
 
 Refusal Reader::AttendLists(const LayerQuery& query,
@@ -399,7 +395,6 @@ Refusal Reader::AttendLists(const LayerQuery& query,
                             const AttentionOut& out) {
   LayerView view;
   RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
-  RETURN_IF_ERROR(TakeQueries(query, &view));
   PQC_CHECK(lists.size() == view.shape.kv_heads);
   for (size_t head = 0; head < lists.size(); ++head) {
     // A list that several heads have is checked once.
@@ -409,7 +404,41 @@ Refusal Reader::AttendLists(const LayerQuery& query,
     }
     RETURN_IF_ERROR(CheckList(lists[head], head, view.token_count()));
   }
-  AttendOver(view, query, {.lists = lists}, out);
+  return AttendChosen(query, {.lists = lists}, &view, out);
+}
+
+Refusal Reader::TakeLogits(const LayerQuery& query, const LayerView& view, const Chosen& chosen) {
+  const uint32_t kv_heads = view.shape.kv_heads, group = view.shape.group_size();
+  size_t tokens = chosen.positions.size();
+  for (const std::span<const uint32_t>& list : chosen.lists) tokens += list.size();
+  ResizeWithRoom(tokens * group * query.query_length, &scratch_.logits);
+  float* to = scratch_.logits.data();
+  for (uint32_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    const size_t count =
+        chosen.lists.empty() ? chosen.positions.size() / kv_heads : chosen.lists[kv_head].size();
+    float* const end = query.CopyGroup(kv_head, group, static_cast<uint32_t>(count), to);
+    const float* const bad = std::find_if_not(to, end, IsLogit);
+    if (bad != end) {
+      const auto row = static_cast<uint32_t>(static_cast<size_t>(bad - to) / count);
+      return Refuse(
+          StatusCode::kInvalidArgument, "logits",
+          "NaN or infinity in query head " + std::to_string(kv_head * group + row % group));
+    }
+    to = end;
+  }
+  return {};
+}
+
+Refusal Reader::AttendChosen(const LayerQuery& query, Chosen chosen, LayerView* view,
+                             const AttentionOut& out) {
+  if (query.has_logits) {
+    RETURN_IF_ERROR(TakeLogits(query, *view, chosen));
+    WidenGroup(view, query.query_length);
+    chosen.logits = scratch_.logits;
+  } else {
+    RETURN_IF_ERROR(TakeQueries(query, view));
+  }
+  AttendOver(*view, query, chosen, out);
   return {};
 }
 
@@ -442,7 +471,7 @@ void Reader::AttendOver(const LayerView& view, const LayerQuery& query, const Ch
   for (const std::span<const uint32_t>& list : chosen.lists) tokens += list.size();
   const ParallelFor& threads = ThreadsFor(tokens);
   AttendLayer(exec_, view,
-              {.queries = scratch_.queries,
+              {.queries = query.has_logits ? std::span<const float>() : scratch_.queries,
                .positions = chosen.positions,
                .lists = chosen.lists,
                .logits = chosen.logits,

@@ -110,13 +110,13 @@ class Reader {
   // scratch.positions is unspecified.
   Refusal Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
                  SelectedTokens* selected, const AttentionOut& out);
-  // Attends to positions [kv_heads, count], ascending per kv head.
+  // Attends to positions [kv_heads, count], ascending per kv head. The query may have logits.
   //
-  // Errors: kInvalidArgument (the order), kOutOfRange (not stored), those of LayerSource
+  // Errors: kInvalidArgument (the order; "logits"), kOutOfRange (not stored), those of LayerSource
   Refusal AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
                           const AttentionOut& out);
   // Attends to a list of positions for each kv head, [kv_heads], which are ascending and may be
-  // empty.
+  // empty. The query may have logits.
   //
   // Errors: as AttendPositions, with fields "lists[kv_head][i]"
   Refusal AttendLists(const LayerQuery& query, std::span<const std::span<const uint32_t>> lists,
@@ -169,6 +169,12 @@ class Reader {
     std::span<const std::span<const uint32_t>> lists = {};
     std::span<const float> logits = {};
   };
+  // Gathers the logits of a query in scratch, by kv head: [query_length, group_size, positions].
+  // REQUIRES: the view's groups are those of one query token.
+  Refusal TakeLogits(const LayerQuery& query, const LayerView& view, const Chosen& chosen);
+  // Attends to checked positions or lists, for a query with logits or with queries.
+  Refusal AttendChosen(const LayerQuery& query, Chosen chosen, LayerView* view,
+                       const AttentionOut& out);
   void AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen,
                   const AttentionOut& out);
   // Returns the threads for work over that many tokens.

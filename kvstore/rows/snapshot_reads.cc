@@ -131,20 +131,36 @@ struct CheckedQuery {
   size_t rows() const { return size_t{query.query_length} * layer.shape.query_heads; }
 };
 
-absl::StatusOr<CheckedQuery> Check(const Reading& reading, const Query& query,
-                                   bool of_range = false) {
-  CheckedQuery checked;
-  ASSIGN_OR_RETURN(checked.layer, FindLayer(reading, query.layer, "query.layer"));
-  const auto check = of_range ? CheckRangeQueries : CheckQueries;
-  ASSIGN_OR_RETURN(const CheckedTensor tensor,
-                   check(query.queries, checked.layer.shape, "query.queries"));
-  checked.query = {.layer = query.layer,
-                   .query_position = query.query_position,
-                   .query_length = static_cast<uint32_t>(tensor.shape[0]),
-                   .data = tensor.data,
-                   .dtype = tensor.dtype};
+// Takes checked queries, or logits in their place.
+CheckedQuery Take(const LayerContent& layer, const Query& query, const CheckedTensor& tensor) {
+  CheckedQuery checked{.layer = layer,
+                       .query = {.layer = query.layer,
+                                 .query_position = query.query_position,
+                                 .query_length = static_cast<uint32_t>(tensor.shape[0]),
+                                 .data = tensor.data,
+                                 .dtype = tensor.dtype,
+                                 .has_logits = query.has_logits}};
   std::copy(tensor.strides_bytes.begin(), tensor.strides_bytes.end(), checked.query.strides_bytes);
   return checked;
+}
+
+absl::StatusOr<CheckedQuery> Check(const Reading& reading, const Query& query,
+                                   bool of_range = false) {
+  ASSIGN_OR_RETURN(const LayerContent layer, FindLayer(reading, query.layer, "query.layer"));
+  const auto check = of_range ? CheckRangeQueries : CheckQueries;
+  ASSIGN_OR_RETURN(const CheckedTensor tensor, check(query.queries, layer.shape, "query.queries"));
+  return Take(layer, query, tensor);
+}
+
+// Checks a query over given positions, [kv_heads, count].
+absl::StatusOr<CheckedQuery> CheckGiven(const Reading& reading, const Query& query,
+                                        size_t position_count) {
+  if (!query.has_logits) return Check(reading, query);
+  ASSIGN_OR_RETURN(const LayerContent layer, FindLayer(reading, query.layer, "query.layer"));
+  const auto count = static_cast<uint32_t>(position_count / layer.shape.kv_heads);
+  ASSIGN_OR_RETURN(const CheckedTensor tensor,
+                   CheckLogits(query.queries, layer.shape, count, "logits"));
+  return Take(layer, query, tensor);
 }
 
 Selected SelectedOf(const SelectedTokens& selected, const LayerShape& shape) {
@@ -272,7 +288,7 @@ absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
 
 absl::StatusOr<Attention> AttendPositions(const Reading& reading, const Query& query,
                                           std::span<const uint32_t> positions) {
-  ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query));
+  ASSIGN_OR_RETURN(const CheckedQuery checked, CheckGiven(reading, query, positions.size()));
   Attention attention = MakeAttention(checked);
   RETURN_IF_ERROR(ToStatus(SnapshotReader(reading)->AttendPositions(
       checked.query, positions, OutOf(attention, checked.layer.shape))));

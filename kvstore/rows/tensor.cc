@@ -81,8 +81,12 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
 
 absl::StatusOr<CheckedTensor> CheckQueries(const TensorView& view, const LayerShape& shape,
                                            absl::string_view field) {
-  ASSIGN_OR_RETURN(const CheckedTensor tensor,
-                   CheckTensor(view, shape.query_heads, shape.key_dim, field));
+  return CheckLogits(view, shape, shape.key_dim, field);
+}
+
+absl::StatusOr<CheckedTensor> CheckLogits(const TensorView& view, const LayerShape& shape,
+                                          uint32_t count, absl::string_view field) {
+  ASSIGN_OR_RETURN(const CheckedTensor tensor, CheckTensor(view, shape.query_heads, count, field));
   const uint64_t length = tensor.shape[0];
   if (length > kMaxQueryLength) {
     return Bad(field, "shape",

@@ -40,6 +40,9 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
 // than kMaxGroupSize queries per kv head.
 absl::StatusOr<CheckedTensor> CheckQueries(const TensorView& view, const LayerShape& shape,
                                            absl::string_view field);
+// Checks logits [query_length, query_heads, count] as CheckQueries does queries.
+absl::StatusOr<CheckedTensor> CheckLogits(const TensorView& view, const LayerShape& shape,
+                                          uint32_t count, absl::string_view field);
 // Checks queries of an attention over a range, which may have kMaxRangeQueryLength tokens.
 absl::StatusOr<CheckedTensor> CheckRangeQueries(const TensorView& view, const LayerShape& shape,
                                                 absl::string_view field);

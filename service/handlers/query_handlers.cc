@@ -176,8 +176,7 @@ absl::Status QueryHandlers::FetchTokens(const Caller& caller, const v1::FetchTok
 
 absl::Status QueryHandlers::AttendOne(const Caller& caller, const v1::AttendItem& item,
                                       const std::string& field, v1::Attention* message) {
-  ASSIGN_OR_RETURN(const kvstore::Query query,
-                   QueryOf(item.query(), field + ".query", max_message_bytes_));
+  ASSIGN_OR_RETURN(const kvstore::Query query, QueryOverPositions(item, field, max_message_bytes_));
   const uint64_t sequence_id = item.query().sequence_id();
   absl::StatusOr<kvstore::Attention> attention;
   if (item.tokens_case() == v1::AttendItem::kSelection) {
@@ -192,6 +191,7 @@ absl::Status QueryHandlers::AttendOne(const Caller& caller, const v1::AttendItem
     attention = store_.AttendPositions(caller.session.tenant, sequence_id, query, positions);
     if (!attention.ok()) {
       attention = MoveField("positions", "positions.positions", attention.status());
+      attention = MoveField("logits", "positions.logits", attention.status());
     }
     if (attention.ok() && attention->selected.count != item.positions().count()) {
       return InvalidArgument(

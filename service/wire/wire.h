@@ -52,6 +52,10 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
                                                                 const std::string& field);
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
                                        uint64_t max_bytes);
+// Returns the query of an attention over positions, which may have logits in place of queries.
+// `field`: of the item.
+absl::StatusOr<kvstore::Query> QueryOverPositions(const v1::AttendItem& item,
+                                                  const std::string& field, uint64_t max_bytes);
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request);
 absl::StatusOr<kvstore::TokenRange> TokenRangeOf(bool present, const v1::TokenRange& range,
                                                  const std::string& field);

@@ -239,16 +239,37 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
   return index;
 }
 
+namespace {
+
+absl::Status CheckQueryPosition(const v1::Query& query, const std::string& field) {
+  if (query.query_position() < kvstore::kMaxSequenceTokens) return absl::OkStatus();
+  return InvalidArgument(
+      field + ".query_position",
+      absl::StrCat(query.query_position(), ", must be below ", kvstore::kMaxSequenceTokens));
+}
+
+}  // namespace
+
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
                                        uint64_t max_bytes) {
   ASSIGN_OR_RETURN(kvstore::TensorView queries,
                    TensorOf(query.queries(), field + ".queries", max_bytes));
-  if (query.query_position() >= kvstore::kMaxSequenceTokens) {
-    return InvalidArgument(
-        field + ".query_position",
-        absl::StrCat(query.query_position(), ", must be below ", kvstore::kMaxSequenceTokens));
-  }
+  RETURN_IF_ERROR(CheckQueryPosition(query, field));
   return kvstore::Query{query.layer(), query.query_position(), std::move(queries)};
+}
+
+absl::StatusOr<kvstore::Query> QueryOverPositions(const v1::AttendItem& item,
+                                                  const std::string& field, uint64_t max_bytes) {
+  const v1::Query& query = item.query();
+  if (!item.positions().has_logits()) return QueryOf(query, field + ".query", max_bytes);
+  if (query.has_queries()) {
+    return InvalidArgument(field + ".query.queries", "must be absent with positions.logits");
+  }
+  ASSIGN_OR_RETURN(kvstore::TensorView logits,
+                   TensorOf(item.positions().logits(), field + ".positions.logits", max_bytes));
+  RETURN_IF_ERROR(CheckQueryPosition(query, field + ".query"));
+  return kvstore::Query{query.layer(), query.query_position(), std::move(logits),
+                        /*has_logits=*/true};
 }
 
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {

@@ -150,6 +150,36 @@ TEST(Attend, OverGivenPositionsEqualsExactAttentionOverThem) {
   ExpectAttention(model, query, *attention, {{0, 127, 128, 299}, {5, 6, 7, 256}});
 }
 
+// The scale and the softcap of the layer have no effect on logits.
+TEST(Attend, ByGivenLogitsIsTheirSoftmaxOverTheValues) {
+  CacheSpec spec = SmallSpec();
+  spec.groups[0].softcap = 3.0f;
+  TestSequence sequence(spec);
+  sequence.Ingest(300);
+  const LayerModel& model = sequence.layer(1);
+  const uint32_t heads = model.group.query_heads, group = model.group.group_size();
+  std::mt19937_64 random(7);
+  Floats logits = testing::RandomFloats(random, {2, heads, 4});
+  for (float& logit : logits.data) logit *= 4;
+  logits.data[1] = -std::numeric_limits<float>::infinity();
+  const std::vector<uint32_t> positions = {0, 127, 128, 299, 5, 6, 7, 256};
+  const auto attention = sequence.store().AttendPositions(
+      kTenant, sequence.id(),
+      {.layer = 1, .query_position = 299, .queries = logits.view(), .has_logits = true}, positions);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  for (uint32_t row = 0; row < 2 * heads; ++row) {
+    const uint32_t kv_head = row % heads / group;
+    double sum = 0, first = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+      const double weight = std::exp(double{logits.data[row * 4 + i]});
+      sum += weight;
+      first += weight * double{model.value(positions[kv_head * 4 + i], kv_head)[0]};
+    }
+    EXPECT_NEAR(attention->lse[row], std::log(sum), 5e-5);
+    EXPECT_NEAR(attention->output[row * model.group.value_dim], first / sum, 1e-4);
+  }
+}
+
 TEST(Attend, SeesTheRowsThatWereAppendedAfterTheBuild) {
   TestSequence sequence;
   sequence.Ingest(300);

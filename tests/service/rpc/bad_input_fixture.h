@@ -122,6 +122,30 @@ class BadInputTest : public RpcTest {
           code, field);
   }
 
+  // Changes the positions and logits of one good item.
+  void CheckLogits(const std::string& what,
+                   const std::function<void(v1::Tensor&, v1::TokenPositions&)>& change,
+                   grpc::StatusCode code, const std::string& field) {
+    v1::AttendRequest request;
+    v1::AttendItem* item = request.add_items();
+    *item->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
+    v1::TokenPositions* positions = item->mutable_positions();
+    positions->set_count(2);
+    for (const uint32_t position : {1, 2, 3, 4}) positions->add_positions(position);
+    v1::Tensor* logits = positions->mutable_logits();
+    logits->set_dtype(v1::DTYPE_FLOAT32);
+    for (const uint64_t size : {uint64_t{1}, item->query().queries().shape(1), uint64_t{2}}) {
+      logits->add_shape(size);
+    }
+    logits->set_inline_data(std::string(logits->shape(1) * 2 * sizeof(float), '\0'));
+    item->mutable_query()->clear_queries();
+    v1::AttendResponse response;
+    EXPECT_TRUE(client_->kv().Attend(client_->Context().get(), request, &response).ok());
+    change(*logits, *positions);
+    Check("Attend, logits: " + what,
+          client_->kv().Attend(client_->Context().get(), request, &response), code, field);
+  }
+
   // Changes one good AttendRange item, the second of two.
   void CheckAttendRange(const std::string& what,
                         const std::function<void(v1::AttendRangeItem&)>& change,

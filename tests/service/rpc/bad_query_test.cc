@@ -238,6 +238,60 @@ TEST_F(BadInputTest, PositionsThatCannotBe) {
       "items[0].positions.positions[3]");
 }
 
+TEST_F(BadInputTest, LogitsOfPositionsThatCannotBe) {
+  const StatusCode invalid = StatusCode::INVALID_ARGUMENT;
+  CheckAttendPositions(
+      "queries and logits",
+      [](v1::TokenPositions& p) { p.mutable_logits()->set_inline_data("1234"); }, invalid,
+      "items[0].query.queries");
+  const std::string logits = "items[0].positions.logits";
+  using Tensor = v1::Tensor;
+  CheckLogits(
+      "none", [](Tensor& t, v1::TokenPositions&) { t.clear_data(); }, invalid,
+      logits + ".inline_data");
+  CheckLogits(
+      "dtype", [](Tensor& t, v1::TokenPositions&) { t.set_dtype(static_cast<v1::DType>(9)); },
+      invalid, logits + ".dtype");
+  CheckLogits(
+      "too few", [](Tensor& t, v1::TokenPositions&) { t.mutable_inline_data()->pop_back(); },
+      invalid, logits + ".shape");
+  CheckLogits(
+      "more positions",
+      [](Tensor&, v1::TokenPositions& p) {
+        p.set_count(3);
+        p.clear_positions();
+        for (const uint32_t position : {1, 2, 3, 4, 5, 6}) p.add_positions(position);
+      },
+      invalid, logits + ".shape");
+  CheckLogits(
+      "no tokens", [](Tensor& t, v1::TokenPositions&) { t.set_shape(0, 0); }, invalid,
+      logits + ".shape");
+  CheckLogits(
+      "nine tokens",
+      [](Tensor& t, v1::TokenPositions&) {
+        t.set_shape(0, 9);
+        t.mutable_inline_data()->resize(9 * t.inline_data().size());
+      },
+      invalid, logits + ".shape");
+  CheckLogits(
+      "staging", [](Tensor& t, v1::TokenPositions&) { t.mutable_staging()->set_size_bytes(4); },
+      invalid, logits + ".staging");
+  for (const float bad : {NAN, INFINITY}) {
+    CheckLogits(
+        "not a number",
+        [bad](Tensor& t, v1::TokenPositions&) {
+          t.mutable_inline_data()->replace(4, 4, reinterpret_cast<const char*>(&bad), 4);
+        },
+        invalid, logits);
+  }
+  CheckLogits(
+      "descending", [](Tensor&, v1::TokenPositions& p) { p.set_positions(2, 9); }, invalid,
+      "items[0].positions.positions[3]");
+  CheckLogits(
+      "not stored", [](Tensor&, v1::TokenPositions& p) { p.set_positions(3, kTokens); },
+      StatusCode::OUT_OF_RANGE, "items[0].positions.positions[3]");
+}
+
 TEST_F(BadInputTest, RangesToAttendToThatCannotBe) {
   using Item = v1::AttendRangeItem;
   const StatusCode invalid = StatusCode::INVALID_ARGUMENT;

@@ -34,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 16;
+inline constexpr uint32_t kRemoteVersion = 17;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -132,6 +132,14 @@ struct AttendItem {
   const PositionsView* positions = nullptr;
   kvstore::AttentionOut out;
   pqc_positions* selected = nullptr;  // out; positions only when selected->positions is not null
+};
+
+// One item of an AttendScored batch: `logits` has logits [query_length, query_heads, count] of the
+// positions where other queries have keys; `out` has room. Since version 17.
+struct ScoredItem {
+  QueryView logits;
+  PositionsView positions;
+  kvstore::AttentionOut out;
 };
 
 // One item of an AttendRange batch: a query of any number of tokens, and the range, which may be
@@ -376,6 +384,10 @@ class Remote {
   // that does not, kvstore::Selection::rerank_factor is not read, because it has no such field. No
   // RPC.
   virtual void SetClientVersion(uint32_t version) noexcept = 0;
+  // Since version 17: attends to positions by logits that the engine has computed. The fields of
+  // errors begin with "items[i]". PQC_UNIMPLEMENTED with an older sidecar.
+  virtual pqc_status AttendScored(const ScoredItem* items, uint32_t item_count,
+                                  RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

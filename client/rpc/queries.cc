@@ -377,6 +377,54 @@ pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
   });
 }
 
+grpc::Status RpcRemote::AttendScoredPart(const ScoredItem* items, uint32_t item_count,
+                                         Deadline deadline) {
+  v1::AttendRequest request;
+  v1::AttendResponse response;
+  for (uint32_t i = 0; i < item_count; ++i) {
+    const QueryView& logits = items[i].logits;
+    const PositionsView& positions = items[i].positions;
+    v1::AttendItem* item = request.add_items();
+    ToWire(logits, item->mutable_query());
+    v1::TokenPositions* given = item->mutable_positions();
+    given->set_count(positions.count);
+    given->mutable_positions()->Add(
+        positions.positions,
+        positions.positions + uint64_t{logits.shape.kv_heads} * positions.count);
+    given->mutable_logits()->Swap(item->mutable_query()->mutable_queries());
+    item->mutable_query()->clear_queries();
+  }
+  const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAttend, context, request, &response);
+  });
+  if (FieldOf(status).find(".query.queries") != std::string::npos) {
+    return Refuse(grpc::StatusCode::UNIMPLEMENTED, "items[0].positions.logits",
+                  "the sidecar is older than logits of positions");
+  }
+  RETURN_IF_ERROR(status);
+  if (static_cast<uint32_t>(response.items_size()) != item_count) {
+    return BadAnswer("items", "must be one per item of the request");
+  }
+  for (uint32_t i = 0; i < item_count; ++i) {
+    RETURN_IF_ERROR(CopyResult(response.items(static_cast<int>(i)),
+                               "items[" + std::to_string(i) + "]", items[i].logits, items[i].out));
+  }
+  return grpc::Status::OK;
+}
+
+pqc_status RpcRemote::AttendScored(const ScoredItem* items, uint32_t item_count,
+                                   RefusalBuffer* error) noexcept {
+  return Finish("Attend", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
+      const grpc::Status status =
+          AttendScoredPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline);
+      RETURN_IF_ERROR(RenumberItem(status, [i](uint32_t item) { return i + item; }));
+    }
+    return grpc::Status::OK;
+  });
+}
+
 grpc::Status RpcRemote::AttendRangePart(const AttendRangeItem* parts, uint32_t part_count,
                                         Deadline deadline) {
   v1::AttendRangeRequest request;

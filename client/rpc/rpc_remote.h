@@ -118,6 +118,8 @@ class RpcRemote final : public Remote {
   pqc_status FindPages(uint64_t cache_id, FindPageItem* items, uint32_t item_count,
                        uint64_t lease_ms, RefusalBuffer* error) noexcept override;
   void SetClientVersion(uint32_t version) noexcept override { client_version_ = version; }
+  pqc_status AttendScored(const ScoredItem* items, uint32_t item_count,
+                          RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;
@@ -175,6 +177,7 @@ class RpcRemote final : public Remote {
   grpc::Status TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                         bool* too_small);
   grpc::Status TopPagesPart(const TopPagesItem* items, uint32_t item_count, Deadline deadline);
+  grpc::Status AttendScoredPart(const ScoredItem* items, uint32_t item_count, Deadline deadline);
   grpc::Status AttendRangePart(const AttendRangeItem* parts, uint32_t part_count,
                                Deadline deadline);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,

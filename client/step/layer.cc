@@ -17,11 +17,19 @@ namespace {
 
 using LongLong = unsigned long long;  // for %llu
 
+// A tensor of numbers of each query token and head: queries, or logits.
+struct QueryTensor {
+  const char* name = "";
+  const char* dim_name = "";
+  uint32_t dim = 0;
+};
+
 pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, const LayerShape& shape,
-                           TensorView* view) {
-  if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries", "must not be NULL");
+                           const QueryTensor& expected, TensorView* view) {
+  const char* const name = expected.name;
+  if (!queries) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
   const TensorPlace place = step.gpu ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  RETURN_IF_ERROR(ReadTensor(*queries, "queries", view, place));
+  RETURN_IF_ERROR(ReadTensor(*queries, name, view, place));
   if (view->ndim == 2 && step.query_tokens == 1) {
     *view = {.data = view->data,
              .dtype = view->dtype,
@@ -30,20 +38,19 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
              .strides = {0, view->strides[0], view->strides[1]}};
   }
   if (view->ndim != 3 || view->shape[0] != step.query_tokens ||
-      view->shape[1] != shape.query_heads || view->shape[2] != shape.key_dim) {
-    return Fail(PQC_INVALID_ARGUMENT, "queries.shape",
-                "must be [%llu, %u, %u]: query tokens of all items, query_heads, key_dim",
-                LongLong{step.query_tokens}, shape.query_heads, shape.key_dim);
+      view->shape[1] != shape.query_heads || view->shape[2] != expected.dim) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name),
+                "must be [%llu, %u, %u]: query tokens of all items, query_heads, %s",
+                LongLong{step.query_tokens}, shape.query_heads, expected.dim, expected.dim_name);
   }
   for (const StepItem& item : step.items) {
-    RETURN_IF_ERROR(CheckQueryLength(item.query_length, shape, "queries"));
+    RETURN_IF_ERROR(CheckQueryLength(item.query_length, shape, name));
   }
   return PQC_OK;
 }
 
-}  // namespace
-
-pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries) {
+// Begins a call for one layer.
+pqc_status FindLayerOfCall(pqc_step* step, uint32_t layer) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   if (step->begun) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
@@ -59,7 +66,29 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
   if (call.shape.kind == kvstore::LayerKind::kWindow) {
     call.window_tokens = step->cache->windows.at(layer);
   }
-  return ReadStepQueries(*step, queries, call.shape, &call.queries);
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries) {
+  RETURN_IF_ERROR(FindLayerOfCall(step, layer));
+  LayerCall& call = step->call;
+  return ReadStepQueries(*step, queries, call.shape, {"queries", "key_dim", call.shape.key_dim},
+                         &call.queries);
+}
+
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_position_lists& lists) {
+  if (!lists.logits) return ReadLayerCall(step, layer, queries);
+  RETURN_IF_ERROR(FindLayerOfCall(step, layer));
+  LayerCall& call = step->call;
+  call.has_logits = true;
+  if (step->gpu) {
+    return Fail(PQC_UNIMPLEMENTED, "lists.logits", "must be NULL in a step on a GPU");
+  }
+  return ReadStepQueries(*step, lists.logits, call.shape,
+                         {"lists.logits", "lists.capacity", lists.capacity}, &call.queries);
 }
 
 pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
@@ -95,15 +124,15 @@ QueryView QueryOf(const LayerCall& call, const StepItem& item) {
   return query;
 }
 
-kvstore::LayerQuery LayerQueryOf(const QueryView& query) {
+kvstore::LayerQuery LayerQueryOf(const QueryView& query, bool has_logits) {
   const TensorView& tensor = query.queries;
-  return {
-      .layer = query.layer,
-      .query_position = query.query_position,
-      .query_length = static_cast<uint32_t>(tensor.shape[0]),
-      .data = tensor.data,
-      .dtype = tensor.dtype,
-      .strides_bytes = {StrideBytes(tensor, 0), StrideBytes(tensor, 1), StrideBytes(tensor, 2)}};
+  return {.layer = query.layer,
+          .query_position = query.query_position,
+          .query_length = static_cast<uint32_t>(tensor.shape[0]),
+          .data = tensor.data,
+          .dtype = tensor.dtype,
+          .strides_bytes = {StrideBytes(tensor, 0), StrideBytes(tensor, 1), StrideBytes(tensor, 2)},
+          .has_logits = has_logits};
 }
 
 bool SkipsSelection(const LayerCall& call, const StepItem& item) {

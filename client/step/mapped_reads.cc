@@ -379,7 +379,7 @@ class MappedReads final : public ReadBackend {
     const uint32_t selections = SelectionCount(call, item, *terms);
     for (uint32_t i = 0; i < selections; ++i) {
       const QueryView query = selections == 1 ? QueryOf(call, item) : TokenQueryOf(call, item, i);
-      const Refusal refusal = ReadItem(call, item, *terms, LayerQueryOf(query),
+      const Refusal refusal = ReadItem(call, item, *terms, LayerQueryOf(query, call.has_logits),
                                        OutOf(call, item, i), reader, &selected);
       if (!refusal.ok()) return FailItem(item, FailInStep(refusal));
       if (call.positions) CopyPositions(call, item, i, selections);

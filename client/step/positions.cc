@@ -25,7 +25,8 @@ class ListReader {
 
   size_t list_count() const { return items_.size() * lists_.list_count; }
 
-  // Reads the positions of one list, in the caller's order. Sets *ascending.
+  // Reads the positions of one list, in the caller's order. Sets *ascending, which a list with
+  // logits must be.
   pqc_status Read(size_t list, PositionList* positions, bool* ascending) const {
     const size_t begin = list * lists_.capacity;
     const int32_t* from = lists_.positions + begin;
@@ -47,7 +48,11 @@ class ListReader {
                     "%d, must be at least 0 and below the item's query_position, %llu", from[i],
                     LongLong{end});
       }
-      if (i > 0 && from[i] <= from[i - 1]) *ascending = false;
+      if (i == 0 || from[i] > from[i - 1]) continue;
+      *ascending = false;
+      if (!lists_.logits) continue;
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.positions[%zu]", begin + i),
+                  "%d after %d, must ascend within a list that has logits", from[i], from[i - 1]);
     }
     // Numbers of the signed and the unsigned type may share memory.
     *positions = {reinterpret_cast<const uint32_t*>(from), length};
@@ -133,10 +138,11 @@ pqc_status AttendOnDevice(const pqc_position_lists& lists, pqc_step* step,
 
 pqc_status AttendPositionsInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                  const pqc_position_lists* caller_lists, pqc_step_attention* out) {
-  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
-  LayerCall& call = step->call;
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   pqc_position_lists lists;
   RETURN_IF_ERROR(ReadStruct(caller_lists, "lists", &lists));
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, lists));
+  LayerCall& call = step->call;
   if (step->gpu) return AttendOnDevice(lists, step, out);
   RETURN_IF_ERROR(ReadLists(lists, step));
   RETURN_IF_ERROR(ReadStepOut(out, &call));

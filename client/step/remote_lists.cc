@@ -1,4 +1,4 @@
-// Attention over lists of positions by rpc Attend.
+// Attention over lists of positions, with or without logits, by rpc Attend.
 #include <algorithm>
 #include <cstdio>
 #include <limits>
@@ -16,12 +16,15 @@ namespace {
 // Requests larger than this are split.
 constexpr uint64_t kMaxRequestBytes = 4 << 20;
 
+constexpr uint32_t kScoredVersion = 17;  // of Remote
+
 // A query over lists of one length.
 struct Part {
   size_t item = 0;
   uint32_t length = 0;
   bool whole = false;                        // all lists of the item have this length
   std::vector<uint32_t> positions = {};      // [kv_heads, length]
+  std::vector<float> logits = {};            // [query_length, query_heads, length], or none
   std::vector<float> output = {}, lse = {};  // unless `whole`
 };
 
@@ -36,6 +39,10 @@ class ListCall {
 
  private:
   const StepItem& ItemOf(size_t index) const { return call_.step->items[index]; }
+  // Returns the query tokens x query heads of an item.
+  size_t RowsOf(const StepItem& item) const {
+    return size_t{item.query_length} * call_.shape.query_heads;
+  }
 
   // Stores what is known without an rpc, and adds the other parts. Sends the parts before them when
   // they are large enough.
@@ -50,7 +57,8 @@ class ListCall {
     lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
     for (const uint32_t length : lengths) {
       if (length == 0) continue;
-      const uint64_t bytes = uint64_t{length} * lists.size() * sizeof(uint32_t);
+      const uint64_t rows = lists.size() + (call_.has_logits ? RowsOf(ItemOf(index)) : 0);
+      const uint64_t bytes = length * rows * sizeof(uint32_t);
       if (bytes_ + bytes > kMaxRequestBytes) RETURN_IF_ERROR(Send());
       bytes_ += bytes;
       parts_.push_back(PartOf(index, lists, length, lengths.size() == 1));
@@ -72,8 +80,18 @@ class ListCall {
       }
       next += length;
     }
+    const size_t rows = RowsOf(ItemOf(index));
+    if (call_.has_logits) {
+      part.logits.resize(rows * length);  // 0 for the other heads
+      const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call_, ItemOf(index)), true);
+      for (size_t row = 0; row < rows; ++row) {
+        const auto head = static_cast<uint32_t>(row % call_.shape.query_heads);
+        if (lists[head / call_.shape.group_size()].size() != length) continue;
+        query.Copy(static_cast<uint32_t>(row / call_.shape.query_heads), head, length,
+                   &part.logits[row * length]);
+      }
+    }
     if (whole) return part;
-    const size_t rows = size_t{ItemOf(index).query_length} * call_.shape.query_heads;
     part.output.resize(rows * call_.shape.value_dim);
     part.lse.resize(rows);
     return part;
@@ -81,24 +99,8 @@ class ListCall {
 
   pqc_status Send() {
     if (parts_.empty()) return PQC_OK;
-    std::vector<PositionsView> positions(parts_.size());
-    std::vector<pqc_positions> selected(parts_.size(), pqc_positions{});
-    std::vector<AttendItem> attends(parts_.size());
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      Part& part = parts_[i];
-      positions[i] = {part.positions.data(), part.length};
-      const StepItem& item = ItemOf(part.item);
-      attends[i] = {.query = QueryOf(call_, item),
-                    .positions = &positions[i],
-                    .out = part.whole ? OutOf(call_, item)
-                                      : kvstore::AttentionOut::Packed(
-                                            part.output.data(), part.lse.data(),
-                                            call_.shape.query_heads, call_.shape.value_dim),
-                    .selected = &selected[i]};
-    }
     RefusalBuffer error;
-    const pqc_status status =
-        remote_.Attend(attends.data(), static_cast<uint32_t>(attends.size()), &error);
+    const pqc_status status = call_.has_logits ? SendScored(&error) : SendQueries(&error);
     if (status != PQC_OK) return ReportPart(status, error);
     for (const Part& part : parts_) {
       if (!part.whole) StoreHeads(part);
@@ -108,17 +110,58 @@ class ListCall {
     return PQC_OK;
   }
 
+  kvstore::AttentionOut OutOfPart(Part& part) const {
+    if (part.whole) return OutOf(call_, ItemOf(part.item));
+    return kvstore::AttentionOut::Packed(part.output.data(), part.lse.data(),
+                                         call_.shape.query_heads, call_.shape.value_dim);
+  }
+
+  pqc_status SendQueries(RefusalBuffer* error) {
+    std::vector<PositionsView> positions(parts_.size());
+    std::vector<pqc_positions> selected(parts_.size(), pqc_positions{});
+    std::vector<AttendItem> attends(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& part = parts_[i];
+      positions[i] = {part.positions.data(), part.length};
+      attends[i] = {.query = QueryOf(call_, ItemOf(part.item)),
+                    .positions = &positions[i],
+                    .out = OutOfPart(part),
+                    .selected = &selected[i]};
+    }
+    return remote_.Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
+  }
+
+  pqc_status SendScored(RefusalBuffer* error) {
+    std::vector<ScoredItem> attends(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& part = parts_[i];
+      QueryView logits = QueryOf(call_, ItemOf(part.item));
+      const uint64_t length = part.length, heads = call_.shape.query_heads;
+      logits.queries = {
+          .data = reinterpret_cast<const std::byte*>(part.logits.data()),
+          .ndim = 3,
+          .shape = {ItemOf(part.item).query_length, heads, length},
+          .strides = {static_cast<int64_t>(heads * length), static_cast<int64_t>(length), 1}};
+      attends[i] = {.logits = logits,
+                    .positions = {part.positions.data(), part.length},
+                    .out = OutOfPart(part)};
+    }
+    return remote_.AttendScored(attends.data(), static_cast<uint32_t>(attends.size()), error);
+  }
+
   // Names the step's item in place of the request's.
   pqc_status ReportPart(pqc_status status, const RefusalBuffer& error) const {
     size_t index = 0;
     if (std::sscanf(error.field, "items[%zu]", &index) != 1 || index >= parts_.size()) {
       return Report(status, error);
     }
-    char sent[64], sent_query[64], own[64];
+    char sent[64], sent_query[64], sent_logits[64], own_logits[64], own[64];
     std::snprintf(sent, sizeof(sent), "items[%zu]", index);
     std::snprintf(sent_query, sizeof(sent_query), "items[%zu].query", index);
+    std::snprintf(sent_logits, sizeof(sent_logits), "items[%zu].positions.logits", index);
     std::snprintf(own, sizeof(own), "items[%zu]", parts_[index].item);
-    return Report(status, error, {{sent_query, own}, {sent, own}});
+    std::snprintf(own_logits, sizeof(own_logits), "items[%zu].logits", parts_[index].item);
+    return Report(status, error, {{sent_query, own}, {sent_logits, own_logits}, {sent, own}});
   }
 
   // Copies the results of the heads whose lists have the part's length.
@@ -157,6 +200,11 @@ class ListCall {
 }  // namespace
 
 pqc_status AttendListsByRpc(Remote& remote, const LayerCall& call) {
+  if (call.has_logits && call.step->client->remote_version < kScoredVersion) {
+    return Fail(PQC_UNIMPLEMENTED, "lists.logits",
+                "libpqcached_rpc is older than logits of positions on the remote path; install the "
+                "library of the client's release");
+  }
   return ListCall(remote, call).Run();
 }
 

@@ -59,8 +59,11 @@ struct LayerCall {
   pqc_step* step = nullptr;
   uint32_t layer = 0;
   LayerShape shape;
-  TensorView queries;          // [query tokens of all items, query_heads, key_dim]
-  uint32_t window_tokens = 0;  // of a layer of kind window
+  // [query tokens of all items, query_heads, key_dim]; with has_logits, in their place, the logits
+  // of an attention over positions: [.., query_heads, capacity of a list].
+  TensorView queries;
+  bool has_logits = false;
+  uint32_t window_tokens = 0;                     // of a layer of kind window
   const kvstore::Selection* selection = nullptr;  // in this layer (TermsOf)
   const kvstore::Selection* given = nullptr;      // of the caller, or of the step
   bool attends = false;                           // `out` is set
@@ -180,7 +183,7 @@ pqc_status WaitAttendInStep(pqc_step* step);
 
 // Return an item's part of a call.
 QueryView QueryOf(const LayerCall& call, const StepItem& item);
-kvstore::LayerQuery LayerQueryOf(const QueryView& query);
+kvstore::LayerQuery LayerQueryOf(const QueryView& query, bool has_logits = false);
 kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item, uint32_t token = 0);
 // Returns one query token of an item, at the item's query_position: the candidates of all the
 // item's tokens are those of the first.
@@ -195,6 +198,9 @@ std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& ite
 
 // Checks the arguments that every call for a layer has, and fills step->call.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries);
+// Likewise for lists of positions, with logits in place of queries where the lists have them.
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_position_lists& lists);
 // Plans the pages of an item in its scratch, without reading rows.
 pqc_status PlanItemPages(const LayerCall& call, StepItem& item);
 // Reads where the attention of the call is written.

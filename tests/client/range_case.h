@@ -42,6 +42,14 @@ struct RangeCase {
     return attention;
   }
 
+  float Logit(const Layer& layer, uint64_t token, uint32_t head, uint32_t position) const {
+    const float* query = &queries[(token * Layer::kQueryHeads + head) * Layer::kKeyDim];
+    const float* key = layer.key(position, head / Layer::kGroup);
+    double sum = 0;
+    for (uint32_t i = 0; i < Layer::kKeyDim; ++i) sum += double{query[i]} * double{key[i]};
+    return static_cast<float>(sum / std::sqrt(double{Layer::kKeyDim}));
+  }
+
   // Adds the attention of one query head over the positions that it sees.
   void AddTokens(const Layer& layer, uint64_t token, uint32_t head,
                  const std::vector<uint32_t>& seen, Attention* attention) const {

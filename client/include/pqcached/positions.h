@@ -35,6 +35,9 @@ typedef struct pqc_position_lists {
   const uint32_t*
       lengths; /* [items, list_count]: positions of each list, at most `capacity`; NULL =
                                a list ends before its first -1, or at `capacity` */
+  /* [query tokens of all items, query_heads, capacity], in place of the queries: scaled and
+   * softcapped logits of the positions, of any dtype. NULL = from the stored keys. */
+  const pqc_tensor* logits;
 } pqc_position_lists;
 
 /* Attends to the rows at the positions of each item in one layer, with exact logits: a partial
@@ -47,15 +50,28 @@ typedef struct pqc_position_lists {
  * lists are read in place; others are copied and sorted. out->counts [items]: the number of
  * different positions in the item's longest list.
  *
+ * With lists->logits, only the values are read, each row once for all query heads of its kv head,
+ * and `queries` may be NULL: for an engine that keeps the keys itself (KCache, arXiv 2404.18057,
+ * section 3). Element j of a query head's logits is that of element j of its kv head's list, which
+ * must be ascending. A logit of -infinity leaves the position out for that query head, so that a
+ * list may be the union of what the heads of a group have selected. The weights are normalised over
+ * the list. For the weights of a softmax over all keys of the engine, without renormalisation,
+ * multiply the output of each query head by exp(lse - lse_all), and continue with lse_all, which is
+ * the log-sum-exp of the head's logits over all keys.
+ *
  * In a step on a GPU, lists->positions and lists->lengths are device memory, and the call returns
  * when the work is launched: see pqc_gpu_step_begin for what differs.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries; lists.list_count, lists.lengths[j];
  *                                  lists.positions[j]: element j of the array is negative, or not
- *                                  below the query_position of its item
+ *                                  below the query_position of its item, or with lists.logits not
+ *                                  above the position before it; lists.logits; items[i].logits: a
+ *                                  logit is NaN or +infinity
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity; on a GPU lists.capacity
  *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for
- *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU
+ *         PQC_UNIMPLEMENTED        out.counts and lists.logits in a step on a GPU; lists.logits on
+ *                                  the remote path with a libpqcached_rpc or a sidecar of an
+ *                                  earlier release
  *         and those of pqc_step_topk but for the index's */
 PQC_API pqc_status pqc_step_attend_positions(pqc_step* step, uint32_t layer,
                                              const pqc_tensor* queries,

@@ -44,6 +44,9 @@ struct PositionLists {
   uint32_t list_count = 1;  // of an item: 1 for all kv heads of the layer, or one for each
   // [items, list_count]; empty = a list ends before its first -1, or at its capacity.
   std::span<const uint32_t> lengths = {};
+  // [query tokens of all items, query_heads, capacity], in place of the queries: logits of the
+  // positions, which must then ascend within a list. null = from the stored keys.
+  const Tensor* logits = nullptr;
 };
 
 // Options of a selection of pages (pqc_page_options).
@@ -193,7 +196,8 @@ class Step {
 
   // Attends to the rows at the positions that the engine gives, without an index: all query tokens
   // of an item to all positions of its lists, which are below its query_position. Waits until they
-  // are stored (pqc_step_attend_positions).
+  // are stored. With lists.logits only values are read, and `queries` has no effect
+  // (pqc_step_attend_positions).
   Status AttendPositions(uint32_t layer, const Tensor& queries, const PositionLists& lists,
                          std::span<float> output, std::span<float> lse) {
     pqc_step_attention out = ToC(output, lse);
@@ -332,6 +336,8 @@ class Step {
     c.list_count = lists.list_count;
     c.capacity = static_cast<uint32_t>(lists.positions.size() / count);
     c.lengths = lists.lengths.empty() ? nullptr : lists.lengths.data();
+    const pqc_tensor logits = lists.logits ? lists.logits->c() : pqc_tensor{};
+    c.logits = lists.logits ? &logits : nullptr;
     const pqc_tensor q = queries.c();
     return Status(pqc_step_attend_positions(handle_.get(), layer, &q, &c, out));
   }

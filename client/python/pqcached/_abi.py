@@ -538,6 +538,7 @@ class PositionLists(Sized):
         ("list_count", c_uint32),
         ("capacity", c_uint32),
         ("lengths", POINTER(c_uint32)),
+        ("logits", POINTER(Tensor)),
     ]
 
 

@@ -13,7 +13,7 @@ from . import _abi as abi
 from ._arguments import member, uint32, uint64
 from ._arrays import ArrayLike, device_floats, device_uint32s, device_uint64s, tensor
 from ._enums import Device, HeadRule, LogBase
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, Unimplemented
 from ._handle import Closable, Handle
 from ._library import check
 from ._names import TokenNames, pointer_to, row_options
@@ -106,15 +106,20 @@ class GpuStep(Step):
         del held, held_ranges
         return StepAttention(out[0], out[1], np.empty(0, np.uint32))
 
-    def attend_positions(self, layer: int, queries: ArrayLike, positions: Any, lengths: Optional[Any] = None, *,
+    def attend_positions(self, layer: int, queries: Optional[ArrayLike], positions: Any,
+                         lengths: Optional[Any] = None, *, logits: Optional[ArrayLike] = None,
                          out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
         """Like Step.attend_positions, with all arrays on the device: positions and lengths are 32-bit
         integers, contiguous, of at most selected_capacity positions in a list, and `out` is as in
         attend.
 
         The returned counts are empty: only the device knows them. end() raises InvalidArgument when
-        a position or a length was out of range.
+        a position or a length was out of range. Raises Unimplemented for logits.
         """
+        if logits is not None:
+            raise Unimplemented.about("lists.logits", "must be None in a step on a GPU")
+        if queries is None:
+            raise InvalidArgument.about("queries", "must not be None")
         if out is None:
             raise InvalidArgument.about("out", "must be arrays on the device in a step on a GPU")
         shape = tuple(getattr(positions, "shape", ()))

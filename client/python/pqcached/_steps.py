@@ -220,7 +220,8 @@ class Step(Closable):
                                                 byref(v.c), self._terms(selection), byref(attention)))
         return found
 
-    def attend_positions(self, layer: int, queries: ArrayLike, positions: Any, lengths: Optional[Any] = None, *,
+    def attend_positions(self, layer: int, queries: Optional[ArrayLike], positions: Any,
+                         lengths: Optional[Any] = None, *, logits: Optional[ArrayLike] = None,
                          out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Returns the attention over positions that the engine gives, without an index or selection;
         waits until they are stored.
@@ -229,6 +230,12 @@ class Step(Closable):
         heads, in any order, padded with -1, each below its item's query_position. A repeated
         position counts once. lengths: of the lists, [items, lists]; None = up to the first -1.
         queries, out, log_base: as in attend. counts: different positions in each item's longest list.
+
+        logits: [query_tokens, query_heads, capacity], in place of the queries, which may be None:
+        scaled and softcapped logits of the positions, for an engine that keeps the keys itself
+        (KCache, arXiv 2404.18057). Only values are read. Lists must ascend; -inf leaves a position
+        out for one query head. The weights are normalised over the list: without renormalisation,
+        multiply the output by exp(lse - lse_all), with the log-sum-exp of the logits of all keys.
         """
         chosen = position_lists_to_read("lists.positions", positions, len(self._items))
         lists = abi.PositionLists(positions=np.ctypeslib.as_ctypes(chosen.reshape(-1)) if chosen.size else None,
@@ -238,6 +245,13 @@ class Step(Closable):
             if counts.size != len(self._items) * chosen.shape[1]:
                 raise InvalidArgument.about("lists.lengths", f"{counts.size} of them, must be [items, lists]")
             lists.lengths = np.ctypeslib.as_ctypes(counts)
+        scores = None if logits is None else tensor("lists.logits", logits)
+        if scores is not None:
+            lists.logits = ctypes.pointer(scores.c)
+            if not isinstance(queries, PreparedAttention):  # which also has the place of the output
+                queries = scores
+        elif queries is None:
+            raise InvalidArgument.about("queries", "must not be None without logits")
         borrowed, attention, found = self._attention(layer, queries, out, log_base)
         with self._handle as step:
             check(self._library.pqc_step_attend_positions(step, uint32("layer", layer), byref(borrowed.c), byref(lists),

@@ -32,5 +32,9 @@ TEST(RemoteLayoutTest, StructsHaveTheLayoutOfVersion10) {
   EXPECT_EQ(offsetof(RpcEntry, open), 8u);
 }
 
+TEST(RemoteLayoutTest, LaterStructsHaveTheLayoutOfTheirFirstVersion) {
+  EXPECT_EQ(sizeof(ScoredItem), 280u);  // 17
+}
+
 }  // namespace
 }  // namespace pqcached::client

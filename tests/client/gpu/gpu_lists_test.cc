@@ -121,6 +121,9 @@ TEST_F(GpuListsTest, WhatIsWrongIsRefusedByName) {
          "513, must be at most selected_capacity, 512");
   Expect(attend({.positions = SpanOf(many).first(9), .list_count = 3}), PQC_INVALID_ARGUMENT,
          "lists.list_count");
+  const Tensor logits = tensors.query();
+  Expect(attend({.positions = SpanOf(many).first(2), .logits = &logits}), PQC_UNIMPLEMENTED,
+         "lists.logits", "must be NULL in a step on a GPU");
   const std::vector<int32_t> on_host(4, 0);
   Expect(attend({.positions = on_host}), PQC_INVALID_ARGUMENT, "gpu",
          "positions is pageable host memory");

@@ -1,4 +1,4 @@
-// NoPagesRemote: a Remote of tests without page caches.
+// NoPagesRemote: a Remote of tests without page caches and without attention by given logits.
 #ifndef PQCACHED_TESTS_CLIENT_LOCAL_NO_PAGES_REMOTE_H_
 #define PQCACHED_TESTS_CLIENT_LOCAL_NO_PAGES_REMOTE_H_
 
@@ -23,6 +23,9 @@ class NoPagesRemote : public Remote {
     return PQC_UNIMPLEMENTED;
   }
   void SetClientVersion(uint32_t) noexcept override {}
+  pqc_status AttendScored(const ScoredItem*, uint32_t, RefusalBuffer*) noexcept override {
+    return PQC_UNIMPLEMENTED;
+  }
 
  protected:
   ~NoPagesRemote() = default;

@@ -198,6 +198,8 @@ class GpuTest(DaemonTest):
                     step.attend_positions(1, queries, DeviceArray(np.zeros((2, 9), np.int32)), out=(output, lse))
                 with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
                     step.attend_positions(1, queries, DeviceArray(each))
+                with self.fails(pqcached.Unimplemented, "lists.logits"):
+                    step.attend_positions(1, None, DeviceArray(each), logits=queries, out=(output, lse))
                 step.attend_positions(1, queries, DeviceArray(np.full((1, 3), TOKENS, np.int32)), out=(output, lse))
                 with self.fails(pqcached.InvalidArgument, "lists.positions"):
                     step.end({number: (layer.keys[TOKENS:], layer.values[TOKENS:]) for number in LAYERS})

@@ -7,8 +7,8 @@ import numpy as np
 from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer  # finds pqcached: first
 
 import pqcached
-from pqcached import PathChoice, Selection
-from one_path import ALL, TOKENS, OnePath
+from pqcached import PathChoice, Selection, StepItem
+from one_path import ALL, TOKENS, OnePath, new_rows
 from skip import skip_unless
 
 try:
@@ -171,6 +171,61 @@ class LayoutsOverOnePath(OnePath):
                 step.attend_positions(0, queries, [[1]])
             with self.fails(pqcached.InvalidArgument, "lists.lengths"):
                 step.attend_positions(0, queries, [[1], [2]], [1])
+
+    def test_kcache_equals_its_formulas(self):
+        """The engine has the keys and the softmax over all of them; the cache has other keys, and the values."""
+        items = [StepItem(self.sequence(), tokens) for tokens in (TOKENS, TOKENS - 150)]
+        for item in items:
+            item.sequence.ingest(0, 0, new_rows(item.query_position, 9)[0], self.layer.values[:item.query_position])
+        layers = [Layer(TOKENS), Layer(TOKENS)]
+        layers[1].queries = -layers[1].queries
+        group = QUERY_HEADS // KV_HEADS
+        for top in (32, 64, 128):
+            # A kv head's list is the union of what the query heads of its group have selected: N rows for MHA, and
+            # for GQA up to N x group, each read once.
+            positions = np.full((2, KV_HEADS, top * group), -1, np.int32)
+            logits = np.full((2, QUERY_HEADS, top * group), -np.inf, np.float32)
+            renormalised, plain = np.zeros((2, QUERY_HEADS, VALUE_DIM)), np.zeros((2, QUERY_HEADS, VALUE_DIM))
+            lse_all = np.zeros((2, QUERY_HEADS))
+            for i, item in enumerate(items):
+                all_logits = layers[i].logits()[:, :item.query_position]
+                lse_all[i] = np.logaddexp.reduce(all_logits, axis=1)
+                best = np.argsort(-all_logits, axis=1)[:, :top]
+                for head in range(QUERY_HEADS):
+                    union = np.unique(best[head // group * group:(head // group + 1) * group])
+                    positions[i, head // group, :len(union)] = union
+                    logits[i, head, :len(union)] = np.where(np.isin(union, best[head]), all_logits[head, union], -np.inf)
+                    shares = np.exp(all_logits[head, best[head]] - lse_all[i, head])
+                    plain[i, head] = shares @ self.layer.values[best[head], head // group].astype(np.float64)
+                    renormalised[i, head] = plain[i, head] / shares.sum()
+            with self.client.begin_step(items) as step:
+                found = step.attend_positions(0, None, positions, logits=logits)
+            np.testing.assert_allclose(found.output, renormalised, atol=1e-5)
+            scale = np.exp(found.lse - lse_all)  # without renormalisation
+            np.testing.assert_allclose(found.output * scale[..., None], plain, atol=1e-5)
+            self.assertLess(scale.max(), 1)
+
+    def test_wrong_logits_are_named(self):
+        items, queries = self.batch()
+        positions, logits = np.array([[3, 5], [1, 2]]), np.zeros((2, QUERY_HEADS, 2), np.float32)
+        prepared = pqcached.PreparedAttention(queries, (np.empty((2, QUERY_HEADS, VALUE_DIM), np.float32),
+                                                        np.empty((2, QUERY_HEADS), np.float32)), item_count=2)
+        with self.client.begin_step(items) as step:
+            found = step.attend_positions(0, None, positions, logits=logits)
+            np.testing.assert_allclose(found.lse, np.log(2), atol=1e-6)
+            step.attend_positions(0, prepared, positions, logits=logits)
+            np.testing.assert_array_equal(prepared.attention.output, found.output)
+            with self.fails(pqcached.InvalidArgument, "queries"):
+                step.attend_positions(0, None, positions)
+            with self.fails(pqcached.InvalidArgument, "lists.positions[1]"):
+                step.attend_positions(0, None, positions[:, ::-1], logits=logits)
+            for bad in (logits[:, :, :1], logits[:1], logits[:, :-1]):
+                with self.fails(pqcached.InvalidArgument, "lists.logits.shape"):
+                    step.attend_positions(0, None, positions, logits=bad)
+            for number in (np.nan, np.inf):
+                logits[1, 2, 0] = number
+                with self.fails(pqcached.InvalidArgument, "items[1].logits"):
+                    step.attend_positions(0, None, positions, logits=logits)
 
     def test_steps_select_pages(self):
         items, queries = self.batch()

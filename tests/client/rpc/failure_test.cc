@@ -144,6 +144,22 @@ TEST(FailureTest, AnOlderSidecarDoesNotSelectPages) {
   EXPECT_EQ(pages.status().code(), PQC_UNIMPLEMENTED) << pages.status().ToString();
 }
 
+TEST(FailureTest, AnOlderSidecarDoesNotAttendByLogits) {
+  Fixture fixture("good");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  const StepItem items[] = {{&fixture.sequence(), 76}};
+  Result<Step> step = fixture.client().BeginStep(items, nullptr);
+  ASSERT_TRUE(step.ok()) << step.status().ToString();
+  const std::vector<int32_t> positions = {3, 7};
+  const std::vector<float> numbers(kQueryHeads * 2, 0.5f);
+  const Tensor logits(numbers, {kQueryHeads, 2});
+  std::vector<float> output(kQueryHeads * kDim), lse(kQueryHeads);
+  const Status status =
+      step->AttendPositions(0, {}, {.positions = positions, .logits = &logits}, output, lse);
+  EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
+  EXPECT_EQ(status.field(), "items[0].logits");
+}
+
 TEST(FailureTest, HeartbeatsAreAnsweredAndClosingEndsTheSession) {
   Fixture fixture("good");
   EXPECT_TRUE(fixture.sidecar().WaitForLine("heartbeat"));

@@ -41,20 +41,22 @@ void Say(const std::string& line) {
   std::fflush(stdout);
 }
 
-// Returns the refusal of a call that names the boot id of another worker.
-Status RefuseBootId() {
+Status Refuse(StatusCode code, const std::string& field, const std::string& text) {
   v1::BadRequestDetail bad_request;
   auto* violation = bad_request.add_field_violations();
-  violation->set_field("pqcached-boot");
-  violation->set_description("not this worker's");
+  violation->set_field(field);
+  violation->set_description(text);
   v1::StatusDetails details;
-  details.set_code(StatusCode::ABORTED);
-  details.set_message("pqcached-boot: not this worker's");
+  details.set_code(code);
+  details.set_message(field + ": " + text);
   auto* detail = details.add_details();
   detail->set_type_url("type.googleapis.com/google.rpc.BadRequest");
   detail->set_value(bad_request.SerializeAsString());
-  return {StatusCode::ABORTED, details.message(), details.SerializeAsString()};
+  return {code, details.message(), details.SerializeAsString()};
 }
+
+// Returns the refusal of a call that names the boot id of another worker.
+Status RefuseBootId() { return Refuse(StatusCode::ABORTED, "pqcached-boot", "not this worker's"); }
 
 class FakeKvCache final : public v1::KvCache::Service {
  public:
@@ -190,6 +192,9 @@ class FakeKvCache final : public v1::KvCache::Service {
   Status Attend(ServerContext* context, const v1::AttendRequest* request,
                 v1::AttendResponse* response) override {
     if (const Status status = Enter(context, "Attend"); !status.ok()) return status;
+    if (!request->items(0).query().has_queries()) {  // it does not know logits
+      return Refuse(StatusCode::INVALID_ARGUMENT, "items[0].query.queries.inline_data", "missing");
+    }
     v1::Attention* attention = response->add_items();
     const uint32_t dim = behaviour_ == "wrong-shape" ? kDim / 2 : kDim;
     FillTensor({1, kQueryHeads, dim}, attention->mutable_output());

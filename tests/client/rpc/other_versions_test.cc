@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,6 +81,33 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveReRankingOut) {
   const std::vector<uint32_t> reranked = Must(selected).positions;
   selection.rerank_factor = 0;
   EXPECT_NE(Must(sequence.TopK(query, selection)).positions, reranked);
+}
+
+TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveLogitsOut) {
+  daemon_.AwaitServing();
+  const auto& [version, path] = GetParam();
+  Client client = Must(Open(version.library, path));
+  const Layer layer(600, 1);
+  Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence = FillIndexed(cache, layer, 600, 1, 0);
+  const StepItem items[] = {{&sequence, 600}};
+  Step step = Must(client.BeginStep(items, nullptr));
+  const std::vector<int32_t> positions = {4, 7};
+  const std::vector<float> numbers(Layer::kQueryHeads * 2);
+  const Tensor logits(numbers, {Layer::kQueryHeads, 2});
+  Attention attention{.output = std::vector<float>(Layer::kQueryHeads * Layer::kValueDim),
+                      .lse = std::vector<float>(Layer::kQueryHeads)};
+  const Status status =
+      step.AttendPositions(0, layer.queries(), {.positions = positions, .logits = &logits},
+                           attention.output, attention.lse);
+  if (version.library == std::string(PQCACHED_RPC_OLDER) && path == PQC_PATH_ONLY_REMOTE) {
+    EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED);
+    EXPECT_EQ(status.field(), "lists.logits");
+    return;
+  }
+  MustBeOk(status);
+  EXPECT_NEAR(attention.lse[0], std::log(2.0f), 1e-5f);
+  EXPECT_NEAR(attention.output[0], (layer.value(4, 0)[0] + layer.value(7, 0)[0]) / 2, 1e-5f);
 }
 
 // An older library would send the index without its layout.

@@ -59,6 +59,45 @@ TEST_P(DaemonPositionsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   }
 }
 
+TEST_P(DaemonPositionsTest, LogitsTakeThePlaceOfTheKeys) {
+  const Layer layer(400, 3), other(300, 8), wrong(400, 11);
+  const auto fill = [&](const Layer& rows, uint64_t tokens) {
+    Sequence sequence = Must(cache_.CreateSequence());
+    MustBeOk(sequence.Ingest(0, 0, wrong.keys(0, tokens), rows.values(0, tokens)));
+    return sequence;
+  };
+  Sequence first = fill(layer, 380), second = fill(other, 290);
+  const StepItem items[] = {{&first, 380, 1}, {&second, 290, 3}};
+  const auto left_out = [](uint32_t head, uint32_t position) { return (head + position) % 3 == 0; };
+  uint32_t seed = 0;
+  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+    for (const uint32_t most : {0u, 2u, 17u, 64u, 400u}) {
+      SCOPED_TRACE(::testing::Message() << list_count << " lists of up to " << most);
+      const PositionsCase one({{&layer, RangeCase(1, 380, 4)}, {&other, RangeCase(3, 290, 5)}},
+                              list_count, most / 2, most, PositionsCase::Order::kAscending, ++seed);
+      Step step = Must(client_.BeginStep(items, nullptr));
+      std::vector<float> numbers = one.Logits(left_out);
+      const Tensor logits(numbers, {4, Layer::kQueryHeads, one.capacity});
+      PositionLists lists = one.lists(/*with_lengths=*/true);
+      lists.logits = &logits;
+      Attention attention{.output = std::vector<float>(4 * Layer::kQueryHeads * Layer::kValueDim),
+                          .lse = std::vector<float>(4 * Layer::kQueryHeads)};
+      const auto attend = [&] {
+        return step.AttendPositions(0, {}, lists, attention.output, attention.lse);
+      };
+      MustBeOk(attend());
+      ExpectAttention(attention, one.Expected(left_out));
+      if (most < 17) continue;
+      for (const float bad : {NAN, INFINITY}) {
+        numbers[(3 * Layer::kQueryHeads + 4) * one.capacity] = bad;
+        const Status status = attend();
+        EXPECT_EQ(status.code(), PQC_INVALID_ARGUMENT);
+        EXPECT_EQ(status.field(), "items[1].logits");
+      }
+    }
+  }
+}
+
 // The positions of all items are more than one request takes.
 TEST_P(DaemonPositionsTest, LongListsOfManyItemsAreSplit) {
   constexpr uint64_t kTokens = 16'000;

@@ -4,6 +4,8 @@
 #define PQCACHED_TESTS_CLIENT_STEP_POSITIONS_CASE_H_
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -57,6 +59,32 @@ struct PositionsCase {
     return all;
   }
 
+  // The logits of the given positions, [query tokens, query_heads, capacity], with NaN behind each
+  // list. Where `left_out` is true of (query head, position), -infinity.
+  template <class LeftOut>
+  std::vector<float> Logits(const LeftOut& left_out) const {
+    std::vector<float> all;
+    for (size_t i = 0; i < items.size(); ++i) {
+      for (uint64_t token = 0; token < items[i].query.tokens; ++token) {
+        for (uint32_t head = 0; head < Layer::kQueryHeads; ++head) {
+          const size_t end = all.size() + capacity;
+          for (const uint32_t position : given[ListOf(i, head)]) {
+            all.push_back(left_out(head, position)
+                              ? -std::numeric_limits<float>::infinity()
+                              : items[i].query.Logit(*items[i].layer, token, head, position));
+          }
+          all.resize(end, NAN);
+        }
+      }
+    }
+    return all;
+  }
+
+  // The list of a query head of an item.
+  size_t ListOf(size_t item, uint32_t head) const {
+    return list_count == 1 ? item : item * list_count + head / Layer::kGroup;
+  }
+
   std::vector<float> queries() const {
     std::vector<float> all;
     for (const Item& item : items) {
@@ -72,12 +100,17 @@ struct PositionsCase {
 
   // The attention of all items, packed.
   Attention Expected() const {
+    return Expected([](uint32_t, uint32_t) { return false; });
+  }
+  template <class LeftOut>
+  Attention Expected(const LeftOut& left_out) const {
     Attention all;
     for (size_t i = 0; i < items.size(); ++i) {
       for (uint64_t token = 0; token < items[i].query.tokens; ++token) {
         for (uint32_t head = 0; head < Layer::kQueryHeads; ++head) {
-          const size_t list = list_count == 1 ? i : i * list_count + head / Layer::kGroup;
-          items[i].query.AddTokens(*items[i].layer, token, head, chosen[list], &all);
+          std::vector<uint32_t> seen = chosen[ListOf(i, head)];
+          std::erase_if(seen, [&](uint32_t position) { return left_out(head, position); });
+          items[i].query.AddTokens(*items[i].layer, token, head, seen, &all);
         }
       }
     }

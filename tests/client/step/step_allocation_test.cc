@@ -133,6 +133,13 @@ class StepAllocationTest : public testing::StepTest {
     lists.positions = chosen[0];
     lists.list_count = 1;
     lists.capacity = 4;
+    const int32_t ascending[kSequences][4] = {{3, 5, 9, -1}, {1, 2, 3, 4}, {-1}};
+    const uint64_t logits_shape[] = {kSequences, Layer::kQueryHeads, lists.capacity};
+    pqc_tensor logits = QueryTensor();  // some numbers
+    logits.shape = logits_shape;
+    pqc_position_lists scored = lists;
+    scored.positions = ascending[0];
+    scored.logits = &logits;
     int32_t page_numbers[kSequences][32];
     uint32_t lengths[kSequences];
     pqc_page_options page_options = PQC_INIT(pqc_page_options);
@@ -155,6 +162,7 @@ class StepAllocationTest : public testing::StepTest {
     ok = ok && pqc_step_attend_wait(step) == PQC_OK;
     ok = ok && pqc_step_topk_pages(step, 0, &queries, nullptr, &page_options, &pages) == PQC_OK;
     ok = ok && pqc_step_attend_positions(step, 1, &queries, &lists, &out) == PQC_OK;
+    ok = ok && pqc_step_attend_positions(step, 1, nullptr, &scored, &out) == PQC_OK;
     ok = ok && pqc_step_end(step, rows_.data(), kLayers, nullptr) == PQC_OK;
     counting = false;
     EXPECT_TRUE(ok) << pqc_last_error();

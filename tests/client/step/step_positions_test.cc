@@ -54,6 +54,140 @@ TEST_F(PositionsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   }
 }
 
+// The keys in the cache are those of another layer: the logits take their place.
+TEST_F(PositionsTest, WithLogitsOnlyTheValuesAreRead) {
+  const Layer layer(400, 3), other(300, 8), wrong(400, 11);
+  const auto fill = [&](const Layer& rows, uint64_t tokens) {
+    Sequence sequence = Must(cache_.CreateSequence());
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, 0, wrong.keys(0, tokens), rows.values(0, tokens)));
+    }
+    return sequence;
+  };
+  Sequence first = fill(layer, 380), second = fill(other, 290);
+  const StepItem items[] = {{&first, 380, 1}, {&second, 290, 3}};
+  const auto nothing = [](uint32_t, uint32_t) { return false; };
+  const auto by_head = [](uint32_t head, uint32_t position) { return (head + position) % 3 == 0; };
+  const auto all_of_one = [](uint32_t head, uint32_t) { return head == 4; };
+  uint32_t seed = 0;
+  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+    for (const uint32_t most : {0u, 1u, 17u, 64u, 400u}) {
+      const PositionsCase one({{&layer, RangeCase(1, 380, 4)}, {&other, RangeCase(3, 290, 5)}},
+                              list_count, most / 2, most, PositionsCase::Order::kAscending, ++seed);
+      for (const bool with_lengths : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << list_count << " lists of up to " << most);
+        Step step = Must(client_.BeginStep(items, nullptr));
+        const auto check = [&](const auto& left_out) {
+          const std::vector<float> numbers = one.Logits(left_out);
+          const Tensor logits(numbers, {4, Layer::kQueryHeads, one.capacity});
+          PositionLists lists = one.lists(with_lengths);
+          lists.logits = &logits;
+          Attention attention = Room(4);
+          MustBeOk(step.AttendPositions(1, {}, lists, attention.output, attention.lse));
+          ExpectAttention(attention, one.Expected(left_out));
+        };
+        check(nothing);
+        check(by_head);
+        check(all_of_one);
+      }
+    }
+  }
+}
+
+TEST_F(PositionsTest, LogitsMayBeOfAnyDtypeAndStrides) {
+  const Layer layer(300, 3);
+  Sequence sequence = Fill(layer, 300);
+  const StepItem items[] = {{&sequence, 300, 1}};
+  Step step = Must(client_.BeginStep(items, nullptr));
+  const int32_t positions[] = {2, 5, 7};
+  // 16 bits of bf16 numbers 0, 1 and 2, of all query heads, in the order [capacity, query_heads].
+  std::vector<uint16_t> numbers;
+  for (const uint16_t number : std::vector<uint16_t>{0x0000, 0x3f80, 0x4000}) {
+    numbers.insert(numbers.end(), Layer::kQueryHeads, number);
+  }
+  const Tensor logits(numbers.data(), PQC_BF16, {Layer::kQueryHeads, 3}, {1, Layer::kQueryHeads});
+  Attention attention = Room(1);
+  MustBeOk(step.AttendPositions(0, {}, {.positions = positions, .logits = &logits},
+                                attention.output, attention.lse));
+  const double sum = 1 + std::exp(1.0) + std::exp(2.0);
+  for (uint32_t head = 0; head < Layer::kQueryHeads; ++head) {
+    EXPECT_NEAR(attention.lse[head], std::log(sum), 1e-5);
+    double first = 0;
+    for (int i = 0; i < 3; ++i) {
+      first += std::exp(i) / sum *
+               double{layer.value(static_cast<uint64_t>(positions[i]), head / Layer::kGroup)[0]};
+    }
+    EXPECT_NEAR(attention.output[head * Layer::kValueDim], first, 1e-5);
+  }
+}
+
+// The weights of a softmax over all keys, of which the others get no part.
+TEST_F(PositionsTest, WithoutRenormalisationTheOutputIsScaledByTheEngine) {
+  const Layer layer(300, 3);
+  Sequence sequence = Fill(layer, 300);
+  const RangeCase query(1, 300, 4);
+  const PositionsCase one({{&layer, query}}, Layer::kKvHeads, 32, 32,
+                          PositionsCase::Order::kAscending, 1);
+  const StepItem items[] = {{&sequence, 300, 1}};
+  Step step = Must(client_.BeginStep(items, nullptr));
+  const std::vector<float> numbers = one.Logits([](uint32_t, uint32_t) { return false; });
+  const Tensor logits(numbers, {Layer::kQueryHeads, one.capacity});
+  PositionLists lists = one.lists(/*with_lengths=*/true);
+  lists.logits = &logits;
+  Attention attention = Room(1), all;
+  MustBeOk(step.AttendPositions(0, {}, lists, attention.output, attention.lse));
+  for (uint32_t head = 0; head < Layer::kQueryHeads; ++head) {
+    query.AddTokens(layer, 0, head, testing::Range(0, 300), &all);
+    const float scale = std::exp(attention.lse[head] - all.lse[head]);
+    for (uint32_t i = 0; i < Layer::kValueDim; ++i) {
+      double expected = 0;
+      for (const uint32_t position : one.chosen[head / Layer::kGroup]) {
+        expected +=
+            std::exp(double{query.Logit(layer, 0, head, position)} - double{all.lse[head]}) *
+            double{layer.value(position, head / Layer::kGroup)[i]};
+      }
+      ASSERT_NEAR(attention.output[head * Layer::kValueDim + i] * scale, expected, 1e-5);
+    }
+  }
+}
+
+TEST_F(PositionsTest, BadLogitsAreNamed) {
+  const Layer layer(300, 3);
+  Sequence sequence = Fill(layer, 300), other = Fill(layer, 200);
+  const StepItem items[] = {{&sequence, 300, 2}, {&other, 150, 1}};
+  Step step = Must(client_.BeginStep(items, nullptr));
+  Attention attention = Room(3);
+  const auto attend = [&](std::vector<int32_t> positions, const Tensor& logits,
+                          std::vector<uint32_t> lengths = {}) {
+    return step.AttendPositions(0, {},
+                                {.positions = positions, .lengths = lengths, .logits = &logits},
+                                attention.output, attention.lse);
+  };
+  constexpr uint64_t kHeads = Layer::kQueryHeads;
+  std::vector<float> numbers(3 * kHeads * 2);
+  const Tensor good(numbers, {3, kHeads, 2});
+  MustBeOk(attend({1, 299, 0, 149}, good));
+  Expect(attend({299, 1, 0, 149}, good), PQC_INVALID_ARGUMENT, "lists.positions[1]", "ascend");
+  Expect(attend({1, 299, 7, 7}, good), PQC_INVALID_ARGUMENT, "lists.positions[3]", "7 after 7");
+  Expect(attend({1, 300, 7, 8}, good), PQC_INVALID_ARGUMENT, "lists.positions[1]", "300");
+  const auto refused_shape = [&](const Tensor& logits) {
+    Expect(attend({1, 299, 0, 149}, logits), PQC_INVALID_ARGUMENT, "lists.logits.shape",
+           "must be [3, 6, 2]: query tokens of all items, query_heads, lists.capacity");
+  };
+  refused_shape({numbers, {3, kHeads, 1}});
+  refused_shape({numbers, {2, kHeads, 2}});
+  refused_shape({numbers, {3, kHeads - 1, 2}});
+  refused_shape({numbers, {3 * kHeads, 2}});
+  Expect(attend({1, 299, 0, 149}, {nullptr, PQC_F32, {3, kHeads, 2}}), PQC_INVALID_ARGUMENT,
+         "lists.logits.ptr");
+  for (const float bad : {NAN, INFINITY}) {
+    numbers[2 * (2 * kHeads + 5) + 1] = bad;  // of the second item
+    Expect(attend({1, 299, 0, 149}, good), PQC_INVALID_ARGUMENT, "items[1].logits", "query head 5");
+    MustBeOk(attend({1, 299, 149, -1}, good));  // behind the list
+    MustBeOk(attend({1, 299, 149, 0}, good, {2, 1}));
+  }
+}
+
 TEST_F(PositionsTest, CountsAreThoseOfTheLongestList) {
   const Layer layer(300, 3);
   Sequence sequence = Fill(layer, 300);

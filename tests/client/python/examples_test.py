@@ -1,4 +1,4 @@
-"""The examples in C and Python run, and agree with the one in C++. Usage: examples_test.py BUILD C_EXAMPLE CXX_EXAMPLE C_CHAT CXX_CHAT"""
+"""The examples in C and Python run, and agree with the one in C++. Usage: examples_test.py BUILD C_EXAMPLE CXX_EXAMPLE C_CHAT CXX_CHAT CXX_KCACHE"""
 
 import json
 import os
@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 import unittest
 
-C_EXAMPLE, CXX_EXAMPLE, C_CHAT, CXX_CHAT = (sys.argv.pop(2) for _ in range(4))
+C_EXAMPLE, CXX_EXAMPLE, C_CHAT, CXX_CHAT, CXX_KCACHE = (sys.argv.pop(2) for _ in range(5))
 
 from daemon import SOURCE, running  # noqa: E402  (takes its argument from what is left)
 
@@ -37,6 +37,16 @@ class ExamplesTest(unittest.TestCase):
             self.assertRegex(expected, r"attended 16 sink \+ 64 window \+ \d+ selected of 4096 tokens; output\[0\] = -?0\.\d{4}")
             self.assertEqual(run(C_EXAMPLE, daemon.endpoint), expected)
             self.assertEqual(run(sys.executable, EXAMPLES / "python/attend.py", daemon.endpoint), expected)
+
+    def test_an_engine_with_keys_of_its_own_reads_a_part_of_the_values(self):
+        with running() as daemon:
+            printed = run(CXX_KCACHE, daemon.endpoint)
+        found = re.fullmatch(r"read (\d+) of 8192 values, with (\d+) % of the attention at least; output\[0\] = (-?0\.\d{4}), "
+                             r"without renormalisation (-?0\.\d{4})\n", printed)
+        self.assertIsNotNone(found, printed)
+        self.assertTrue(128 <= int(found[1]) <= 512, printed)  # 2 kv heads, each with 64 for 1 to 4 query heads
+        self.assertTrue(50 < int(found[2]) < 100, printed)
+        self.assertLess(abs(float(found[4])), abs(float(found[3])))
 
     def test_conversations_print_the_same_in_all_languages(self):
         config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,

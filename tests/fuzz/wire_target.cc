@@ -162,6 +162,17 @@ void ReadOtherRequests(Bytes& bytes) {
   const auto read = service::QueryOf(query, "query", kMaxMessageBytes);
   CheckRefusal(read.status());
   if (read.ok() && !SameBytes(read->queries, query.queries().inline_data())) Found("other queries");
+  v1::AttendItem attend;
+  *attend.mutable_query() = service::QueryAt(1, 1, 1);
+  attend.mutable_positions()->mutable_logits()->Swap(attend.mutable_query()->mutable_queries());
+  attend.mutable_query()->clear_queries();
+  Choose(bytes, &attend);
+  const auto scored = service::QueryOverPositions(attend, "items[0]", kMaxMessageBytes);
+  CheckRefusal(scored.status());
+  if (scored.ok() && scored->has_logits &&
+      !SameBytes(scored->queries, attend.positions().logits().inline_data())) {
+    Found("other logits");
+  }
 }
 
 // A tensor that the client packs is what the sidecar reads, element by element.

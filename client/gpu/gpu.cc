@@ -61,6 +61,12 @@ pqc_status ReadShape(GpuState& state) {
   if (state.cache->has_indexed_layers && state.index.kind != kvstore::IndexKind::kPq) {
     return Fail(PQC_UNIMPLEMENTED, "options.index", "must be pq on a GPU in this version");
   }
+  if (state.cache->has_indexed_layers &&
+      !kernels::HasSelect(kvstore::GeometryOf(state.index, state.shape.key_dim))) {
+    return Fail(PQC_UNIMPLEMENTED, "options.index",
+                "%s; must have subspaces 1, 2, 4, 8 or 16 and bits 4 to 8 on a GPU",
+                kvstore::NameOf(state.index).c_str());
+  }
   return PQC_OK;
 }
 

@@ -40,7 +40,8 @@ __global__ void PqEncodeKernel(PqEncodeArgs args) {
 }  // namespace
 
 KernelStatus PqEncode(const PqEncodeArgs& args, Stream stream) {
-  if (!IsValid(args.geometry) || args.task_capacity > kMaxTasks) return {cudaErrorInvalidValue};
+  if (!IsValid(args.geometry) || !HasSelect(args.geometry) || args.task_capacity > kMaxTasks)
+    return {cudaErrorInvalidValue};
   const uint32_t tiles = (args.row_capacity + kTileRows - 1) / kTileRows;
   return Launch(PqEncodeKernel,
                 {dim3(tiles, args.task_capacity, PlaneCount(args.geometry)), kNearestThreads,

@@ -10,7 +10,7 @@
 // of consecutive *slots* (tokens) are stored in *planes*: one byte per slot and sub-space, except
 // that with bits == 4 and an even subspace_count plane p contains sub-space 2p in the low and
 // sub-space 2p + 1 in the high nibble of its bytes. A *cell* is one combination of codes; cells
-// are defined only if subspace_count * bits <= 12.
+// are defined only if subspace_count * bits <= 12 and HasSelect.
 #ifndef PQCACHED_KERNELS_SELECT_PQ_H_
 #define PQCACHED_KERNELS_SELECT_PQ_H_
 
@@ -21,8 +21,8 @@ namespace pqcached::kernels {
 
 struct PqGeometry {
   uint32_t key_dim = 0;         // a multiple of subspace_count
-  uint32_t subspace_count = 0;  // 1, 2, 4, 8 or 16
-  uint32_t bits = 0;            // bits per code, 4 to 8
+  uint32_t subspace_count = 0;  // 1 to key_dim / 2
+  uint32_t bits = 0;            // bits per code, 1 to 8
   uint32_t paired_dims = 0;     // 0: all sub-spaces are contiguous; else PairedDims of it
 };
 
@@ -45,8 +45,15 @@ constexpr uint32_t PairedDims(const PqGeometry& g, uint32_t rotary_dim) {
 
 constexpr bool IsValid(const PqGeometry& g) {
   const uint32_t m = g.subspace_count;
-  return (m == 1 || m == 2 || m == 4 || m == 8 || m == 16) && g.bits >= 4 && g.bits <= 8 &&
-         g.key_dim > 0 && g.key_dim % m == 0 && PairedDims(g, g.paired_dims) == g.paired_dims;
+  return m > 0 && (m == 1 || m <= g.key_dim / 2) && g.bits >= 1 && g.bits <= 8 && g.key_dim > 0 &&
+         g.key_dim % m == 0 && PairedDims(g, g.paired_dims) == g.paired_dims;
+}
+
+// Returns whether selection by codes (PqSelect, cells, the kernels of a GPU) works for these
+// sub-spaces and bits. Codes of others are scored, and selected by their scores.
+constexpr bool HasSelect(const PqGeometry& g) {
+  const uint32_t m = g.subspace_count;
+  return (m == 1 || m == 2 || m == 4 || m == 8 || m == 16) && g.bits >= 4 && g.bits <= 8;
 }
 
 // Returns the distance between the halves of a sub-space that keeps pairs together; 0 for a
@@ -92,7 +99,9 @@ constexpr size_t CodePlanesBytes(const PqGeometry& g, uint32_t slot_count) {
   return PlaneCount(g) * PlaneStride(slot_count);
 }
 
-constexpr bool HasCells(const PqGeometry& g) { return g.subspace_count * g.bits <= kMaxCellBits; }
+constexpr bool HasCells(const PqGeometry& g) {
+  return HasSelect(g) && g.subspace_count * g.bits <= kMaxCellBits;
+}
 
 // REQUIRES: HasCells(g).
 constexpr uint32_t CellCount(const PqGeometry& g) { return 1u << (g.subspace_count * g.bits); }

@@ -146,7 +146,7 @@ size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape) {
 }
 
 void PqSelect(const Exec& exec, const PqSelectArgs& args) {
-  PQC_CHECK(IsValid(args.geometry));
+  PQC_CHECK(IsValid(args.geometry) && HasSelect(args.geometry));
   PQC_CHECK(args.group_size >= 1 && args.group_size <= kMaxGroupSize);
   const PqSelectPlan plan = MakePlan(args);
   PQC_CHECK(args.positions.size() <= plan.candidate_count);
@@ -177,7 +177,7 @@ void PqScore(const Exec& exec, const PqScoreArgs& args) {
                             .logits = args.logits.data()};
 #if defined(PQCACHED_X86)
   if (exec.level >= Level::kAvx512Vbmi && task.bits >= 7) return PqScoreAvx512Vbmi(task);
-  if (exec.level >= Level::kAvx512) return PqScoreAvx512(task);
+  if (exec.level >= Level::kAvx512 && task.bits >= 4) return PqScoreAvx512(task);
 #endif
   PqScorePortable(task);
 }

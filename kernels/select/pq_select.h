@@ -79,8 +79,8 @@ size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape);
 // Writes the positions of the k = positions.size() candidates with the largest values, ascending.
 // Among candidates whose values equal the k-th, those at the lowest positions are selected.
 //
-// REQUIRES: IsValid(geometry); k <= candidates of all spans; every codebook index < codebooks;
-// scratch as above.
+// REQUIRES: IsValid(geometry), HasSelect(geometry); k <= candidates of all spans; every codebook
+// index < codebooks; scratch as above.
 void PqSelect(const Exec& exec, const PqSelectArgs& args);
 
 struct PqScoreArgs {

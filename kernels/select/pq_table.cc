@@ -47,8 +47,10 @@ float Dot(const float* a, const float* b, uint32_t dim) {
 
 void BuildTable(const Exec& exec, const TableTask& task) {
 #if defined(PQCACHED_X86)
-  if (exec.level >= Level::kAvx512) return BuildTableAvx512(task);
-  if (exec.level >= Level::kAvx2) return BuildTableAvx2(task);
+  constexpr uint32_t kCentroidsAtOnce = 16;
+  const bool wide = task.centroid_count % kCentroidsAtOnce == 0;
+  if (wide && exec.level >= Level::kAvx512) return BuildTableAvx512(task);
+  if (wide && exec.level >= Level::kAvx2) return BuildTableAvx2(task);
 #endif
   (void)exec;
   BuildTablePortable(task);

@@ -39,7 +39,7 @@ class Random {
 
 void CheckProblem(const KMeansProblem& problem) {
   const uint32_t count = problem.centroid_count;
-  PQC_CHECK(count >= 16 && count <= kMaxCentroidCount && (count & (count - 1)) == 0);
+  PQC_CHECK(count >= 2 && count <= kMaxCentroidCount && (count & (count - 1)) == 0);
   PQC_CHECK(problem.dim >= 1);
   PQC_CHECK(problem.centroids.size() == size_t{count} * problem.dim);
   PQC_CHECK(problem.sample_type == DType::kF32 || problem.sample_type == DType::kBf16);

@@ -40,7 +40,7 @@ struct KMeansProblem {
   const std::byte* samples = nullptr;  // [sample_count, dim], aligned for its type; finite
   uint32_t sample_count = 0;
   uint32_t dim = 0;             // >= 1
-  uint32_t centroid_count = 0;  // 16, 32, 64, 128 or 256
+  uint32_t centroid_count = 0;  // a power of two, 2 to 256
   std::span<float> centroids;   // [centroid_count, dim]
 };
 

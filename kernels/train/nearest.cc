@@ -1,5 +1,8 @@
 #include "kernels/train/nearest.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "kernels/base/check.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/scratch_cutter.h"
@@ -7,6 +10,9 @@
 
 namespace pqcached::kernels {
 namespace {
+
+// Score of a centroid that only fills a vector.
+constexpr float kNeverNearest = -std::numeric_limits<float>::infinity();
 
 // The specification.
 uint32_t FindOneReference(const float* rows, uint32_t count, uint32_t dim, const float* sample) {
@@ -30,7 +36,8 @@ void FindReference(const NearestCentroids& centroids, const float* samples, uint
                    uint8_t* codes, float* scores) {
   for (uint32_t s = 0; s < sample_count; ++s) {
     const float* sample = samples + size_t{s} * centroids.dim;
-    const uint32_t code = FindOneReference(centroids.rows, centroids.count, centroids.dim, sample);
+    const uint32_t code =
+        FindOneReference(centroids.rows, centroids.row_count, centroids.dim, sample);
     double score = 0.0;
     for (uint32_t i = 0; i < centroids.dim; ++i) {
       const double entry = centroids.rows[size_t{code} * centroids.dim + i];
@@ -53,10 +60,20 @@ void AddReference(uint32_t dim, const float* samples, uint32_t sample_count, con
   }
 }
 
+constexpr uint32_t kCentroidsAtOnce = 16;
+
+// Returns the number of centroids with those that fill the last vector.
+uint32_t PaddedCount(uint32_t count) {
+  return (count + kCentroidsAtOnce - 1) / kCentroidsAtOnce * kCentroidsAtOnce;
+}
+
+// Fills in what FindBf16 reads of the centroids; `pairs` and `bias` have room for the padding.
 void FillPairs(std::span<const float> rows, uint32_t dim, std::span<uint32_t> pairs,
                std::span<float> bias) {
   const size_t count = bias.size();
-  for (size_t c = 0; c < count; ++c) {
+  std::fill(pairs.begin(), pairs.end(), 0u);
+  std::fill(bias.begin(), bias.end(), kNeverNearest);
+  for (size_t c = 0; c < rows.size() / dim; ++c) {
     float norm = 0.0f;
     for (uint32_t i = 0; i < dim; i += 2) {
       const uint32_t low = F32ToBf16(rows[c * dim + i]);
@@ -93,7 +110,8 @@ NearestOps NearestOpsFor(const Exec& exec) {
   return kNearestPortable;
 }
 
-size_t NearestScratchBytes(uint32_t dim, uint32_t count) {
+size_t NearestScratchBytes(uint32_t dim, uint32_t row_count) {
+  const uint32_t count = PaddedCount(row_count);
   return ScratchAligned(size_t{dim} * count * sizeof(float)) +
          2 * ScratchAligned(count * sizeof(float)) +
          ScratchAligned(size_t{dim / 2} * count * sizeof(uint32_t));
@@ -101,13 +119,16 @@ size_t NearestScratchBytes(uint32_t dim, uint32_t count) {
 
 NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, bool with_pairs,
                                 std::span<std::byte> scratch) {
-  const auto count = static_cast<uint32_t>(centroids.size() / dim);
-  PQC_CHECK(count % 16 == 0 && count <= 256 && centroids.size() == size_t{count} * dim);
+  const auto row_count = static_cast<uint32_t>(centroids.size() / dim);
+  const uint32_t count = PaddedCount(row_count);
+  PQC_CHECK(count <= 256 && centroids.size() == size_t{row_count} * dim);
   PQC_CHECK(!with_pairs || dim % 2 == 0);
   ScratchCutter cutter(scratch);
   const std::span<float> columns = cutter.Take<float>(size_t{dim} * count);
   const std::span<float> bias = cutter.Take<float>(count);
-  for (uint32_t c = 0; c < count; ++c) {
+  std::fill(columns.begin(), columns.end(), 0.0f);
+  std::fill(bias.begin(), bias.end(), kNeverNearest);
+  for (uint32_t c = 0; c < row_count; ++c) {
     float norm = 0.0f;
     for (uint32_t i = 0; i < dim; ++i) {
       const float x = centroids[size_t{c} * dim + i];
@@ -121,6 +142,7 @@ NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, 
   if (with_pairs) FillPairs(centroids, dim, pairs, pair_bias);
   return {.dim = dim,
           .count = count,
+          .row_count = row_count,
           .rows = centroids.data(),
           .columns = columns.data(),
           .bias = bias.data(),

@@ -19,10 +19,12 @@ inline constexpr uint32_t kNearestBlock = 128;
 // scratch.
 struct NearestCentroids {
   uint32_t dim;
-  uint32_t count;        // a multiple of 16, at most 256
-  const float* rows;     // [count, dim]
+  // Padded to a multiple of 16, at most 256, by centroids that are never the nearest.
+  uint32_t count;
+  uint32_t row_count;    // centroids without the padding
+  const float* rows;     // [row_count, dim]
   const float* columns;  // [dim, count]
-  const float* bias;     // [count]: -|c|^2 / 2
+  const float* bias;     // [count]: -|c|^2 / 2; of the padding -infinity
   const uint32_t*
       pairs;  // [dim / 2, count]: bf16 of dims 2i (low half) and 2i + 1; null: not requested
   const float* pair_bias;  // [count]: bias of the centroids rounded to bf16

@@ -40,10 +40,11 @@ bool IsInPool(const ExtentRef& extent, size_t pool_bytes) {
          extent.size_bytes() <= pool_bytes - extent.offset_bytes();
 }
 
-// Returns whether an index with these parameters exists, for any key dimension.
+// Returns whether an index with these parameters exists. Their fit to the keys of a layer is
+// checked where the layer is mapped.
 bool IsValid(const IndexDescriptor& index) {
-  constexpr uint32_t kAnyKeyDim = 1u << 16;
-  return CheckIndex(index, kAnyKeyDim, "").ok();
+  const IndexType* const type = FindIndexType(index.kind);
+  return type != nullptr && HasAllowedValues(*type, index);
 }
 
 std::string OtherVersion(uint32_t layout_version) {

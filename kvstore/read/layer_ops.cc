@@ -85,7 +85,8 @@ ScratchParts ScoreParts(const LayerShape& shape, const IndexDescriptor& index,
 ScratchParts SelectParts(const kernels::Exec& exec, const LayerShape& shape,
                          const IndexDescriptor& index, const SearchPlanSize& plan) {
   const IndexType& type = TypeOf(index);
-  if (type.Selects(shape)) return PlanParts(plan, type.SelectScratch(exec, shape, index, plan));
+  if (type.Selects(shape, index))
+    return PlanParts(plan, type.SelectScratch(exec, shape, index, plan));
   ScratchParts parts = ScoreParts(shape, index, plan);
   const uint32_t group = shape.group_size();
   parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
@@ -223,7 +224,7 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
         args.positions.subspan(size_t{kv_head} * args.select_count, args.select_count);
     const std::span<uint32_t> proposed = Reranks(args) ? own.shortlist : positions;
     type.Prepare(search);
-    if (type.Selects(shape)) {
+    if (type.Selects(shape, args.index)) {
       type.Select(search, args.rule, proposed);
     } else {
       SelectByLogits(search, own, args.rule, proposed);

@@ -128,8 +128,8 @@ enum class SubspaceLayout : uint32_t {
 // One index over a layer. A sequence has at most kMaxIndexes of them, numbered by index slot.
 struct IndexDescriptor {
   IndexKind kind = IndexKind::kFlat;
-  uint32_t subspace_count = 0;  // pq: m in {1, 2, 4, 8, 16}, divides key_dim
-  uint32_t bits = 0;            // pq: b in 4..8
+  uint32_t subspace_count = 0;  // pq: m, divides key_dim, at most half of it
+  uint32_t bits = 0;            // pq: b in 1..8
   SubspaceLayout layout = SubspaceLayout::kPairs;
   friend bool operator==(const IndexDescriptor&, const IndexDescriptor&) = default;
 };

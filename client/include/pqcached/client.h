@@ -311,8 +311,8 @@ typedef enum pqc_subspace_layout {
 typedef struct pqc_index {
   size_t struct_size;
   pqc_index_kind kind;
-  uint32_t subspaces; /* pq: m in 1, 2, 4, 8, 16; divides key_dim. 0 for other kinds */
-  uint32_t bits;      /* pq: b in 4..8, so 2^b centroids per sub-space. 0 for other kinds */
+  uint32_t subspaces; /* pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast */
+  uint32_t bits;      /* pq: b in 1..8, 2^b centroids per sub-space; 4..8 are fast. Else 0, as m */
   /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. Others must be 0. */
   uint32_t reserved[5];
 } pqc_index;

@@ -191,7 +191,7 @@ struct IndexParameter {
 // An index kind with its parameters (pqc_index); by default that of the CacheSpec.
 struct Index : pqc_index {
   Index() : pqc_index{} {}
-  // Product quantization with `subspaces` (m: 1, 2, 4, 8, 16) of `bits` (b: 4..8) bits each.
+  // Product quantization with `subspaces` (m, at most key_dim / 2) of `bits` (b: 1..8) bits each.
   static Index Pq(uint32_t subspaces, uint32_t bits,
                   pqc_subspace_layout layout = PQC_SUBSPACES_PAIRS) {
     Index index;

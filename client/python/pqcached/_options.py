@@ -23,8 +23,8 @@ class Index:
     """The index that scores the tokens. The default is the default_index of open_cache."""
 
     kind: IndexKind = IndexKind.DEFAULT
-    subspaces: int = 0  # pq: m in 1, 2, 4, 8, 16; divides key_dim
-    bits: int = 0  # pq: b in 4..8
+    subspaces: int = 0  # pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast
+    bits: int = 0  # pq: b in 1..8; 4..8 are fast
     layout: SubspaceLayout = SubspaceLayout.PAIRS  # pq
 
     @staticmethod

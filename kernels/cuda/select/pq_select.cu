@@ -459,8 +459,8 @@ size_t PqSelectScratchBytes(const PqSelectShape& shape) {
 }
 
 KernelStatus PqSelect(const PqSelectArgs& args, Stream stream) {
-  if (!IsValid(args.geometry) || args.group_size == 0 || args.group_size > kMaxSelectGroup ||
-      args.candidates.lane_capacity > kMaxLanes ||
+  if (!IsValid(args.geometry) || !HasSelect(args.geometry) || args.group_size == 0 ||
+      args.group_size > kMaxSelectGroup || args.candidates.lane_capacity > kMaxLanes ||
       args.scratch_bytes < PqSelectScratchBytes(ShapeOf(args))) {
     return {cudaErrorInvalidValue};
   }

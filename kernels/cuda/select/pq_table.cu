@@ -54,8 +54,8 @@ __global__ void BuildTablesKernel(BuildTablesArgs args) {
 }  // namespace
 
 KernelStatus BuildTables(const BuildTablesArgs& args, Stream stream) {
-  if (!IsValid(args.geometry) || args.group_size == 0 || args.group_size > kMaxGroupSize ||
-      args.task_capacity > kMaxTasks) {
+  if (!IsValid(args.geometry) || !HasSelect(args.geometry) || args.group_size == 0 ||
+      args.group_size > kMaxGroupSize || args.task_capacity > kMaxTasks) {
     return {cudaErrorInvalidValue};
   }
   const auto entry_count = static_cast<uint32_t>(TableFloats(args.geometry));

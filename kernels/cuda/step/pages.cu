@@ -300,9 +300,9 @@ bool IsValidPages(const SelectPagesArgs& args) {
   const uint64_t lanes = uint64_t{args.seat_shape.seat_capacity} * args.seat_shape.kv_heads;
   const uint64_t group = uint64_t{args.seat_shape.group_size} * args.seat_shape.query_length;
   const uint32_t tokens = args.pages.page_tokens;
-  return IsValid(args.geometry) && group > 0 && group <= kMaxSelectGroup && lanes <= kMaxLanes &&
-         lanes <= args.candidates.lane_capacity && (tokens == 16 || tokens == 32 || tokens == 64) &&
-         args.pages.heads <= HeadRule::kSum;
+  return IsValid(args.geometry) && HasSelect(args.geometry) && group > 0 &&
+         group <= kMaxSelectGroup && lanes <= kMaxLanes && lanes <= args.candidates.lane_capacity &&
+         (tokens == 16 || tokens == 32 || tokens == 64) && args.pages.heads <= HeadRule::kSum;
 }
 
 PageShape PageShapeOf(const SelectPagesArgs& args) {

@@ -22,7 +22,7 @@ class FlatIndex final : public IndexType {
   void Prepare(const HeadSearch&) const override {}
   void Score(const HeadSearch& search, const SearchPiece& piece, float* logits,
              size_t stride) const override;
-  bool Selects(const LayerShape&) const override { return false; }
+  bool Selects(const LayerShape&, const IndexDescriptor&) const override { return false; }
   SearchScratch SelectScratch(const kernels::Exec&, const LayerShape&, const IndexDescriptor&,
                               const SearchPlanSize&) const override {
     return {};

@@ -122,8 +122,8 @@ class IndexType {
   // Writes the scaled logits of one piece, [G, tokens] in rows `stride` apart, without softcap.
   virtual void Score(const HeadSearch& search, const SearchPiece& piece, float* logits,
                      size_t stride) const = 0;
-  // Returns whether Select works for the layer; otherwise the caller selects by logits.
-  virtual bool Selects(const LayerShape& shape) const = 0;
+  // Returns whether Select works; otherwise the caller selects by logits.
+  virtual bool Selects(const LayerShape& shape, const IndexDescriptor& index) const = 0;
   virtual SearchScratch SelectScratch(const kernels::Exec& exec, const LayerShape& shape,
                                       const IndexDescriptor& index,
                                       const SearchPlanSize& plan) const = 0;

@@ -131,6 +131,14 @@ Refusal MakeIndex(std::string_view type_name, std::span<const IndexArgument> arg
 
 std::string NameOf(const IndexDescriptor& index) { return TypeOf(index).NameOf(index); }
 
+bool HasAllowedValues(const IndexType& type, const IndexDescriptor& index) {
+  const std::span<const IndexParameter> parameters = type.info().parameters;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!Allows(parameters[i], type.ValueOf(index, i))) return false;
+  }
+  return true;
+}
+
 bool Allows(const IndexParameter& parameter, uint32_t value) {
   return value >= parameter.least && value <= parameter.most &&
          (!parameter.power_of_two || (value & (value - 1)) == 0);

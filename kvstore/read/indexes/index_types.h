@@ -50,6 +50,10 @@ std::string NameOf(const IndexDescriptor& index);
 // kInvalidArgument naming the parameter in `field`.
 Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field);
 
+// Returns whether every parameter has a value that its description allows; the first part of
+// CheckIndex.
+bool HasAllowedValues(const IndexType& type, const IndexDescriptor& index);
+
 // Returns whether the description of a parameter allows a value.
 bool Allows(const IndexParameter& parameter, uint32_t value);
 // Returns the allowed values behind "must": "lie in [4, 8]", "be 1, 2 or 4".

@@ -13,14 +13,15 @@ constexpr std::string_view kLayouts[] = {"pairs", "contiguous"};
 
 constexpr IndexParameter kParameters[] = {
     {.name = "subspaces",
-     .text = "m, the number of sub-spaces that a key is cut into; divides the key dimension",
+     .text =
+         "m, the number of sub-spaces that a key is cut into; divides the key dimension, and is at "
+         "most half of it. 1, 2, 4, 8 and 16 are fast",
      .least = 1,
-     .most = 16,
-     .default_value = 4,
-     .power_of_two = true},
+     .most = kMaxHeadDim / 2,
+     .default_value = 4},
     {.name = "bits",
-     .text = "b, the bits of a code: 2^b centroids per sub-space",
-     .least = 4,
+     .text = "b, the bits of a code: 2^b centroids per sub-space. 4 to 8 are fast",
+     .least = 1,
      .most = 8,
      .default_value = 8},
     {.name = "layout",
@@ -69,10 +70,13 @@ void PqIndex::SetValue(IndexDescriptor* index, size_t parameter, uint32_t value)
 }
 
 Refusal PqIndex::CheckFit(const IndexDescriptor& index, uint32_t key_dim, const char* field) const {
-  if (key_dim % index.subspace_count == 0) return {};
-  return {
-      StatusCode::kInvalidArgument, std::string(field) + ".pq.subspaces",
-      std::to_string(index.subspace_count) + ", must divide key_dim, " + std::to_string(key_dim)};
+  const uint32_t subspaces = index.subspace_count;
+  const auto refuse = [&](const std::string& must) -> Refusal {
+    return {StatusCode::kInvalidArgument, JoinFields(field, "pq.subspaces"),
+            std::to_string(subspaces) + ", must " + must + " key_dim, " + std::to_string(key_dim)};
+  };
+  if (key_dim % subspaces != 0) return refuse("divide");
+  return subspaces == 1 || subspaces <= key_dim / 2 ? Refusal{} : refuse("be at most half of");
 }
 
 std::string PqIndex::NameOf(const IndexDescriptor& index) const {

@@ -25,7 +25,7 @@ class PqIndex final : public BuiltIndexType {
   void Prepare(const HeadSearch& search) const override;
   void Score(const HeadSearch& search, const SearchPiece& piece, float* logits,
              size_t stride) const override;
-  bool Selects(const LayerShape& shape) const override;
+  bool Selects(const LayerShape& shape, const IndexDescriptor& index) const override;
   SearchScratch SelectScratch(const kernels::Exec& exec, const LayerShape& shape,
                               const IndexDescriptor& index,
                               const SearchPlanSize& plan) const override;

@@ -185,7 +185,8 @@ void PqIndex::CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t sl
   const IndexDataHeader& header = *data;
   const uint32_t slot_count = slot_end - header.counted_begin;
   // The geometry of cells does not depend on the key dimension.
-  const kernels::PqGeometry geometry = GeometryOf(header.index, header.index.subspace_count);
+  const kernels::PqGeometry geometry =
+      GeometryOf(header.index, /*key_dim=*/2 * header.index.subspace_count);
   const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
                                    header.cell_count);
   std::fill(counts.begin(), counts.end(), 0u);

@@ -85,7 +85,9 @@ void PqIndex::Score(const HeadSearch& search, const SearchPiece& piece, float* l
 }
 
 // The kernel adds plain table entries and cannot apply a softcap.
-bool PqIndex::Selects(const LayerShape& shape) const { return shape.softcap <= 0; }
+bool PqIndex::Selects(const LayerShape& shape, const IndexDescriptor& index) const {
+  return shape.softcap <= 0 && kernels::HasSelect(GeometryOf(index, shape.key_dim));
+}
 
 SearchScratch PqIndex::SelectScratch(const kernels::Exec& exec, const LayerShape& shape,
                                      const IndexDescriptor& index,

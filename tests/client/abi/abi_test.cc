@@ -215,7 +215,7 @@ TEST(AbiTest, IndexesAreMadeFromTypedParameters) {
            {"hnsw", {"m", 16}, "type"},
            {"pq", {"lists", 16}, "parameters[lists]"},
            {"flat", {"bits", 4}, "parameters[bits]"},
-           {"pq", {"bits", 3}, "parameters[bits]"},
+           {"pq", {"bits", 0}, "parameters[bits]"},
            {"pq", {"bits", (uint64_t{1} << 32) + 4}, "parameters[bits]"},
            {"pq", {"layout", "odd"}, "parameters[layout]"},
            {"pq", {"layout", 1}, "parameters[layout]"}}) {

@@ -184,7 +184,7 @@ class CallsTest(DaemonTest):
         described = {one.name: one for one in types["pq"].parameters}
         self.assertEqual({name: one.default for name, one in described.items()},
                          {"subspaces": 4, "bits": 8, "layout": "pairs"})
-        self.assertEqual((described["bits"].least, described["bits"].most), (4, 8))
+        self.assertEqual((described["bits"].least, described["bits"].most), (1, 8))
         self.assertEqual(described["layout"].names, ("pairs", "contiguous"))
         self.assertEqual(Index.make("pq"), Index.pq(4, 8))
         self.assertEqual(Index.make("pq", bits=6, subspaces=2, layout="contiguous"), Index.pq(2, 6, SubspaceLayout.CONTIGUOUS))
@@ -195,10 +195,10 @@ class CallsTest(DaemonTest):
                 ("type", '"hnsw", no such index type', "hnsw", {}),
                 ("parameters[lists]", "no parameter of pq, which has: subspaces, bits, layout", "pq", {"lists": 1}),
                 ("parameters[bits]", "no parameter of flat, which has: none", "flat", {"bits": 4}),
-                ("parameters[bits]", "9, must lie in [4, 8]", "pq", {"bits": 9}),
+                ("parameters[bits]", "9, must lie in [1, 8]", "pq", {"bits": 9}),
                 ("parameters[bits]", str((1 << 32) + 4), "pq", {"bits": (1 << 32) + 4}),
-                ("parameters[bits]", '"six", must lie in [4, 8]', "pq", {"bits": "six"}),
-                ("parameters[subspaces]", "3, must be 1, 2, 4, 8 or 16", "pq", {"subspaces": 3}),
+                ("parameters[bits]", '"six", must lie in [1, 8]', "pq", {"bits": "six"}),
+                ("parameters[subspaces]", "0, must lie in [1, 128]", "pq", {"subspaces": 0}),
                 ("parameters[layout]", '"diagonal", must be 0 (pairs) or 1 (contiguous)', "pq", {"layout": "diagonal"}),
                 ("parameters[layout]", "a number, must be", "pq", {"layout": 1})):
             with self.subTest(field=field, wanted=wanted), self.assertRaises(pqcached.InvalidArgument) as caught:

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/select/cells/pq_postings.h"
+#include "tests/kernels/select/paired_geometries.h"
 #include "tests/kernels/select/pq_case.h"
 
 namespace pqcached::kernels {
@@ -252,7 +253,9 @@ TEST(PqSelectTest, MatchesBruteForceOverManyBlocks) {
 
 TEST(PqScoreTest, GivesTheSameBitsAtEveryLevel) {
   uint64_t seed = 5000;
-  for (const PqGeometry& geometry : AllGeometries()) {
+  std::vector<PqGeometry> geometries = AllGeometries();
+  for (const PqGeometry& rare : RareGeometries()) geometries.push_back(rare);
+  for (const PqGeometry& geometry : geometries) {
     for (const uint32_t size : kSizes) {
       for (const TableKind tables : {TableKind::kNormal, TableKind::kInfinite}) {
         PqCaseShape shape{.geometry = geometry, .group_size = 3};

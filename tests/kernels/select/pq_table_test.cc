@@ -71,6 +71,14 @@ TEST(PqTableTest, MatchesDoublePrecisionWherePairsAreKeptTogether) {
   }
 }
 
+TEST(PqTableTest, MatchesDoublePrecisionForRareGeometries) {
+  std::mt19937_64 random(3);
+  for (const PqGeometry& geometry : RareGeometries()) {
+    ASSERT_TRUE(IsValid(geometry) && !HasSelect(geometry));
+    for (const uint32_t group_size : {1u, 3u, 16u}) ExpectTables(geometry, group_size, random);
+  }
+}
+
 TEST(PqTableTest, CutsSubspacesFromWholePairs) {
   const PqGeometry g{.key_dim = 64, .subspace_count = 4, .bits = 6};
   EXPECT_EQ(PairedDims(g, 64), 64u);

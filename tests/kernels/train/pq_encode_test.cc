@@ -153,6 +153,21 @@ TEST(PqEncodeTest, PicksNearestCentroidsAroundBlockBoundaries) {
   }
 }
 
+TEST(PqEncodeTest, PicksNearestCentroidsForRareGeometries) {
+  for (const PqGeometry& geometry : RareGeometries()) {
+    for (const uint32_t row_count : {1u, 7u, 127u, 129u}) {
+      const EncodeProblem problem(
+          {.geometry = geometry, .dtype = DType::kBf16, .row_count = row_count, .first_slot = 3},
+          row_count);
+      for (const Level level : AvailableLevels()) {
+        SCOPED_TRACE(testing::Message() << LevelName(level) << " m " << geometry.subspace_count
+                                        << " b " << geometry.bits << " rows " << row_count);
+        problem.ExpectNearest(problem.Encode(level));
+      }
+    }
+  }
+}
+
 TEST(PqEncodeTest, KeepsPairsTogether) {
   for (const PqGeometry& geometry : PairedGeometries()) {
     for (const DType dtype : {DType::kF16, DType::kBf16, DType::kF32}) {

@@ -105,13 +105,13 @@ inline void ExpectCoded(TestSequence& sequence) {
 }
 
 // TopK gives what brute force finds among the decoded keys.
-inline void ExpectSelects(TestSequence& sequence) {
+inline void ExpectSelects(TestSequence& sequence, const IndexDescriptor& index = kIndex) {
   const LayerModel& model = sequence.layer(3);
-  const DecodedKeys decoded = DecodeKeys(sequence.store(), sequence.id(), model, kIndex);
+  const DecodedKeys decoded = DecodeKeys(sequence.store(), sequence.id(), model, index);
   std::vector<uint32_t> candidates;
   for (uint32_t token = 4; token + 8 < model.tokens; ++token) candidates.push_back(token);
   Selection selection;
-  selection.index = kIndex;
+  selection.index = index;
   selection.sink_tokens = 4;
   selection.window_tokens = 8;
   selection.budget_kind = BudgetKind::kCount;

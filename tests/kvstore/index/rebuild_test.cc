@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "tests/kvstore/brute_force.h"
 #include "tests/kvstore/fixture.h"
 #include "tests/kvstore/index/live_parts.h"
@@ -48,6 +49,22 @@ TEST(Rebuild, TrainsOnAllRowsAndCodesThemAnew) {
                 DecodeKeys(sequence.store(), sequence.id(), sequence.layer(3), kIndex), {200, 240},
                 {0, 200});
   sequence.ExpectRowsMatch();
+}
+
+TEST(Build, WorksForAllSubspacesAndBits) {
+  for (const IndexDescriptor& index : {Pq(1, 1), Pq(16, 1), Pq(8, 2), Pq(2, 3), Pq(4, 1)}) {
+    SCOPED_TRACE(NameOf(index));
+    TestSequence sequence;
+    sequence.Ingest(250);
+    sequence.Build(index, 4);
+    sequence.Append(70);
+    for (const uint32_t layer : {1u, 3u}) {
+      const LayerModel& model = sequence.layer(layer);
+      ExpectNearest(model, index, DecodeKeys(sequence.store(), sequence.id(), model, index),
+                    {0, 320}, {0, 250});
+    }
+    ExpectSelects(sequence, index);
+  }
 }
 
 TEST(Rebuild, IsTheIndexThatAFirstBuildWouldMake) {

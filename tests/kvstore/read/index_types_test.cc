@@ -9,7 +9,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kKeyDim = 128;
+constexpr uint32_t kKeyDim = 256;
 
 TEST(IndexTypes, AreFoundByNameAndKind) {
   std::set<std::string_view> names;
@@ -64,16 +64,25 @@ TEST(IndexTypes, ValuesOutOfRangeAreRefusedByField) {
 
 TEST(IndexTypes, ValuesReadAsPeopleWriteThem) {
   const auto parameters = FindIndexType("pq")->info().parameters;
-  EXPECT_EQ(ValuesOf(parameters[0]), "be 1, 2, 4, 8 or 16");
-  EXPECT_EQ(ValuesOf(parameters[1]), "lie in [4, 8]");
+  EXPECT_EQ(ValuesOf(parameters[0]), "lie in [1, 128]");
+  EXPECT_EQ(ValuesOf(parameters[1]), "lie in [1, 8]");
   EXPECT_EQ(ValuesOf(parameters[2]), "be 0 (pairs) or 1 (contiguous)");
+}
+
+TEST(IndexTypes, ValuesMayBeListed) {
+  IndexParameter powers{.name = "n", .text = "", .least = 1, .most = 8, .power_of_two = true};
+  EXPECT_EQ(ValuesOf(powers), "be 1, 2, 4 or 8");
+  EXPECT_TRUE(Allows(powers, 4));
+  EXPECT_FALSE(Allows(powers, 3));
 }
 
 TEST(IndexTypes, PqMustDivideTheKeyDimension) {
   const Refusal refusal = CheckIndex({IndexKind::kPq, 16, 4}, 40, "spec.default_index");
   EXPECT_EQ(refusal.field, "spec.default_index.pq.subspaces");
   EXPECT_EQ(refusal.text, "16, must divide key_dim, 40");
-  EXPECT_EQ(CheckIndex({IndexKind::kPq, 3, 4}, 48, "i").text, "3, must be 1, 2, 4, 8 or 16");
+  EXPECT_EQ(CheckIndex({IndexKind::kPq, 40, 4}, 40, "i").text,
+            "40, must be at most half of key_dim, 40");
+  EXPECT_TRUE(CheckIndex({IndexKind::kPq, 3, 1}, 48, "i").ok());
 }
 
 TEST(IndexTypes, FlatHasNoParametersAndNoBuild) {

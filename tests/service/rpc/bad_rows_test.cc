@@ -285,7 +285,7 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
   Check("flat", Build([](B& b) { *b.mutable_index() = Flat(); }), invalid, "index.flat");
   Check("default is flat", Build([](B& b) { b.clear_index(); }), invalid, "index.flat");
   Check("m", Build([](B& b) { *b.mutable_index() = Pq(5, 4); }), invalid, "index.pq.subspaces");
-  Check("b", Build([](B& b) { *b.mutable_index() = Pq(4, 3); }), invalid, "index.pq.bits");
+  Check("b", Build([](B& b) { *b.mutable_index() = Pq(4, 0); }), invalid, "index.pq.bits");
   Check("layout", Build([](B& b) {
           b.mutable_index()->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(2));
         }),
@@ -302,7 +302,7 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
   const std::string parameters = "index.typed.parameters";
   Check("type", typed("hnsw", "m", 16), invalid, "index.typed.type", "no such index type");
   Check("parameter", typed("pq", "lists", 16), invalid, parameters + "[lists]", "no parameter");
-  Check("range", typed("pq", "bits", 9), invalid, parameters + "[bits]", "must lie in [4, 8]");
+  Check("range", typed("pq", "bits", 9), invalid, parameters + "[bits]", "must lie in [1, 8]");
   Check("kind", typed("pq", "bits", 0, "many"), invalid, parameters + "[bits]", "many");
   Check("name", typed("pq", "layout", 0, "odd"), invalid, parameters + "[layout]", "odd");
   Check("no value", typed("pq", "bits", 0), invalid, parameters + "[bits]", "missing");

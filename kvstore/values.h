@@ -289,6 +289,7 @@ struct Rows {
   kernels::DType dtype = kernels::DType::kF16;
   uint32_t kv_heads = 0, tokens = 0, dim = 0;
   std::vector<std::byte> data;  // [kv_heads, tokens, dim]
+  uint64_t rows_epoch = 0;      // see Snapshot
 };
 
 // A partial attention over the selected tokens: the engine merges it with its

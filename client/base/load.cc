@@ -26,13 +26,30 @@ FetchView FetchOf(uint64_t sequence_id, const LoadLayer& layer) {
           .part = RowPart::kRow};
 }
 
-pqc_status Fetch(Remote& remote, const FetchView& fetch, kvstore::TokenRange tokens,
-                 std::vector<std::byte>* rows) {
-  rows->resize((tokens.end - tokens.begin) * fetch.shape.kv_heads * fetch.shape.row_bytes);
-  RefusalBuffer error;
-  return Report(remote.FetchBlocks(fetch, tokens, rows->data(), &error), error,
-                {{"ranges[0]", "tokens"}});
-}
+constexpr uint32_t kFetchRowsVersion = 17;  // of Remote
+
+// The rows that an RPC has fetched last, all of the same state of the sequence.
+class FetchedRows {
+ public:
+  FetchedRows(Remote& remote, uint32_t remote_version)
+      : remote_(remote), has_fetch_rows_(remote_version >= kFetchRowsVersion) {}
+
+  pqc_status Fetch(const FetchView& fetch, kvstore::TokenRange tokens) {
+    rows_.resize((tokens.end - tokens.begin) * fetch.shape.kv_heads * fetch.shape.row_bytes);
+    RefusalBuffer error;
+    const pqc_status status =
+        has_fetch_rows_ ? remote_.FetchRows(fetch, tokens, rows_.data(), &rows_epoch_, &error)
+                        : remote_.FetchBlocks(fetch, tokens, rows_.data(), &error);
+    return Report(status, error, {{"ranges[0]", "tokens"}});
+  }
+  const std::byte* data() const { return rows_.data(); }
+
+ private:
+  Remote& remote_;
+  const bool has_fetch_rows_;
+  uint64_t rows_epoch_ = 0;
+  std::vector<std::byte> rows_;
+};
 
 // The target of a run of tokens, which ReadLoadLayers has checked.
 kernels::UnpackTarget TargetOf(const TensorView& tensor, const PackRun& run) {
@@ -79,23 +96,33 @@ void HostSink::Write(const kvstore::RowRun& run) {
   }
 }
 
-pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item) {
-  std::vector<std::byte> rows;
+pqc_status FailBegunLoad(pqc_status status) {
+  if (status != PQC_OUT_OF_RANGE) return status;
+  return SetRetry(kRetryConflict,
+                  Fail(PQC_ABORTED, "sequence", "it was truncated during the call"));
+}
+
+pqc_status LoadByRpc(Remote& remote, uint32_t remote_version, uint64_t sequence_id,
+                     const LoadItem& item) {
+  FetchedRows rows(remote, remote_version);
   // Rows are stored without gaps, so the last one shows whether all are. Of the first layer, the
   // last rows are the first to be fetched.
   for (const LoadLayer& layer : item.layers.subspan(1)) {
     RETURN_IF_ERROR(
-        Fetch(remote, FetchOf(sequence_id, layer), {item.tokens.end - 1, item.tokens.end}, &rows));
+        rows.Fetch(FetchOf(sequence_id, layer), {item.tokens.end - 1, item.tokens.end}));
   }
+  bool has_begun = false;
   for (const LoadLayer& layer : item.layers) {
     const uint32_t row_bytes = layer.shape.row_bytes;
     const uint64_t step =
         std::max<uint64_t>(1, kFetchBytes / (uint64_t{layer.shape.kv_heads} * row_bytes));
     for (uint64_t end = item.tokens.end; end > item.tokens.begin;) {
       const uint64_t begin = end - std::min(step, end - item.tokens.begin);
-      RETURN_IF_ERROR(Fetch(remote, FetchOf(sequence_id, layer), {begin, end}, &rows));
+      const pqc_status fetched = rows.Fetch(FetchOf(sequence_id, layer), {begin, end});
+      if (fetched != PQC_OK) return has_begun ? FailBegunLoad(fetched) : fetched;
       // Not before rows are there: without them nothing is written.
       if (end == item.tokens.end) RETURN_IF_ERROR(item.sink.Begin(layer, item.tokens.begin));
+      has_begun = true;
       std::array<const std::byte*, kvstore::kMaxKvHeads> heads;
       for (uint32_t head = 0; head < layer.shape.kv_heads; ++head) {
         heads[head] = rows.data() + head * (end - begin) * row_bytes;

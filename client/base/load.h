@@ -62,8 +62,15 @@ struct LoadItem {
   std::function<pqc_status()> layer_done;
 };
 
-// Loads by RPCs. Checks that all rows are stored before it writes.
-pqc_status LoadByRpc(Remote& remote, uint64_t sequence_id, const LoadItem& item);
+// Loads by RPCs. Checks that all rows are stored before it writes. PQC_ABORTED after it has written
+// if rows were removed; a sidecar or a library (`remote_version`) that is older than this check may
+// give rows of before and after that.
+pqc_status LoadByRpc(Remote& remote, uint32_t remote_version, uint64_t sequence_id,
+                     const LoadItem& item);
+
+// Returns the status of a load that has written rows already: rows that are not there any more were
+// removed during the call (PQC_ABORTED in place of PQC_OUT_OF_RANGE).
+pqc_status FailBegunLoad(pqc_status status);
 
 }  // namespace pqcached::client
 

@@ -388,6 +388,11 @@ class Remote {
   // errors begin with "items[i]". PQC_UNIMPLEMENTED with an older sidecar.
   virtual pqc_status AttendScored(const ScoredItem* items, uint32_t item_count,
                                   RefusalBuffer* error) noexcept = 0;
+  // Since version 17: FetchBlocks, whose rows have to be stored at the same time as those of an
+  // earlier call that has set *rows_epoch (PQC_ABORTED); 0 = the first call. *rows_epoch stays 0
+  // with an older sidecar, with which nothing is checked.
+  virtual pqc_status FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
+                               uint64_t* rows_epoch, RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -261,6 +261,12 @@ grpc::Status RpcRemote::FinishFetch(const v1::FetchBlocksRequest& request, Deadl
 
 pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, kvstore::TokenRange tokens,
                                   std::byte* out, RefusalBuffer* error) noexcept {
+  uint64_t rows_epoch = 0;
+  return FetchRows(fetch, tokens, out, &rows_epoch, error);
+}
+
+pqc_status RpcRemote::FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
+                                uint64_t* rows_epoch, RefusalBuffer* error) noexcept {
   return Finish("FetchBlocks", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = fetch.shape.kv_heads;
@@ -286,6 +292,12 @@ pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, kvstore::TokenRange to
       if (token + count < token_count) StartFetch(request_of(token + count), deadline, &ahead);
       v1::FetchBlocksResponse response;
       RETURN_IF_ERROR(FinishFetch(request_of(token), deadline, std::move(started), &response));
+      if (*rows_epoch == 0) *rows_epoch = response.rows_epoch();
+      if (*rows_epoch != response.rows_epoch()) {
+        return Refuse(grpc::StatusCode::ABORTED, "",
+                      "rows were removed, or the sidecar's worker replaced, during the call",
+                      kRetryConflict);
+      }
       if (response.blocks_size() != 1) return BadAnswer("blocks", "must be one");
       std::string reason;
       const std::byte* rows =

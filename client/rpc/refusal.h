@@ -17,6 +17,7 @@
 namespace pqcached::client {
 
 using kvstore::kNoRetry;
+using kvstore::kRetryConflict;
 using kvstore::kRetryMemory;
 
 // Returns a status in the form in which the sidecar sends refusals.

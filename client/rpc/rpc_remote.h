@@ -120,6 +120,8 @@ class RpcRemote final : public Remote {
   void SetClientVersion(uint32_t version) noexcept override { client_version_ = version; }
   pqc_status AttendScored(const ScoredItem* items, uint32_t item_count,
                           RefusalBuffer* error) noexcept override;
+  pqc_status FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
+                       uint64_t* rows_epoch, RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;

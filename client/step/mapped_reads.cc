@@ -124,16 +124,17 @@ class MappedReads final : public ReadBackend {
 
   pqc_status Load(SequenceState& sequence, const LoadItem& item) override {
     kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    SeenRows seen{.token_end = item.tokens.end};
     bool leased = true;
     for (const LoadLayer& layer : item.layers) {
-      const pqc_status stored = Read(sequence, layer.shape, *scratch, &leased, [&](Reader& reader) {
+      const auto check = [&](Reader& reader, const Pinned&) {
         return reader.CheckStored(layer.to.layer, item.tokens);
-      });
+      };
+      const pqc_status stored = ReadPinned(sequence, layer.shape, *scratch, &leased, check, &seen);
       if (!leased) return remote_->Load(sequence, item);
       RETURN_IF_ERROR(stored);
     }
-    for (size_t i = 0; i < item.layers.size(); ++i) {
-      const LoadLayer& layer = item.layers[i];
+    for (const LoadLayer& layer : item.layers) {
       RETURN_IF_ERROR(item.sink.Begin(layer, item.tokens.begin));
       pqc_status written = PQC_OK;
       const auto write = [&](Reader& reader, const Pinned& pinned) {
@@ -144,13 +145,9 @@ class MappedReads final : public ReadBackend {
         written = item.sink.Finish();  // while the rows stay, and before they are known to be valid
         return refusal;
       };
-      const pqc_status loaded = ReadPinned(sequence, layer.shape, *scratch, &leased, write);
-      if (!leased) {
-        LoadItem rest = item;
-        rest.layers = item.layers.subspan(i);
-        return remote_->Load(sequence, rest);
-      }
-      RETURN_IF_ERROR(loaded);
+      const pqc_status loaded = ReadPinned(sequence, layer.shape, *scratch, &leased, write, &seen);
+      if (!leased) return FailBegunLoad(PQC_OUT_OF_RANGE);  // the lease of the rows is gone
+      if (loaded != PQC_OK) return FailBegunLoad(loaded);
       RETURN_IF_ERROR(written);
       RETURN_IF_ERROR(item.layer_done());
     }
@@ -288,6 +285,21 @@ class MappedReads final : public ReadBackend {
 
   const kvstore::ParallelFor& threads() const { return client_.local->workers().parallel_for(); }
 
+  // The state of a sequence of which several reads see the first rows.
+  struct SeenRows {
+    uint64_t token_end = 0;
+    bool is_known = false;     // after the first read
+    uint64_t lease_epoch = 0;  // of the last read
+  };
+
+  // Checks that the rows that were seen are still the same in a lease epoch.
+  static pqc_status CheckSeen(const LocalSequence& sequence, uint64_t lease_epoch,
+                              const SeenRows& seen) {
+    if (!seen.is_known || seen.lease_epoch == lease_epoch) return PQC_OK;
+    if (sequence.UnchangedSince(seen.lease_epoch) >= seen.token_end) return PQC_OK;
+    return sequence.Check(seen.lease_epoch);
+  }
+
   // Runs read(reader) until the data that it read is known to be valid, and returns its status. If
   // the client's newest image lacks rows or an index, a newer image is fetched once before the call
   // fails. Sets *leased to false when no lease can be acquired.
@@ -298,10 +310,12 @@ class MappedReads final : public ReadBackend {
                       [&](Reader& reader, const Pinned&) { return read(reader); });
   }
 
-  // The same by read(reader, pinned): the rows stay where they are until it returns.
+  // The same by read(reader, pinned): the rows stay where they are until it returns. With `seen`,
+  // the rows are those of the reads before, which had the same `seen` (PQC_ABORTED otherwise).
   template <class ReadRows>
   pqc_status ReadPinned(SequenceState& state, const LayerShape& shape,
-                        kvstore::ReadScratch& scratch, bool* leased, const ReadRows& read) {
+                        kvstore::ReadScratch& scratch, bool* leased, const ReadRows& read,
+                        SeenRows* seen = nullptr) {
     constexpr int kMaxAttempts = 4;
     LocalSequence& sequence = *state.local;
     const kernels::Exec exec{};
@@ -312,6 +326,7 @@ class MappedReads final : public ReadBackend {
         *leased = status != PQC_RESOURCE_EXHAUSTED && status != PQC_UNIMPLEMENTED;
         return status;
       }
+      if (seen) RETURN_IF_ERROR(CheckSeen(sequence, pinned.lease_epoch, *seen));
       const pqc_status status = [&] {  // in a scope of its own: a source must not outlive its image
         ImageSource source(pinned, shape);
         Reader reader(source, exec, threads(), scratch);
@@ -326,7 +341,10 @@ class MappedReads final : public ReadBackend {
       }
       if (status != PQC_OK && status != PQC_ABORTED) return status;
       const pqc_status valid = sequence.Check(pinned.lease_epoch);
-      if (valid == PQC_OK && status == PQC_OK) return PQC_OK;
+      if (valid == PQC_OK && status == PQC_OK) {
+        if (seen) *seen = {seen->token_end, true, pinned.lease_epoch};
+        return PQC_OK;
+      }
       if (valid != PQC_OK && valid != PQC_ABORTED) return valid;
       if (attempt >= kMaxAttempts) return PQC_ABORTED;
     }

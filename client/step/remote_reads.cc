@@ -146,7 +146,7 @@ class RemoteReads final : public ReadBackend {
   }
 
   pqc_status Load(SequenceState& sequence, const LoadItem& item) override {
-    return LoadByRpc(remote(), sequence.sequence_id, item);
+    return LoadByRpc(remote(), client_.remote_version, sequence.sequence_id, item);
   }
 
   pqc_status Prefetch(SequenceState&, kvstore::TokenRange, const std::function<bool()>&) override {

@@ -259,6 +259,7 @@ absl::StatusOr<Rows> FetchBlocks(const Reading& reading, uint32_t layer, TokenRa
   ASSIGN_OR_RETURN(const LayerContent content, FindLayer(reading, layer, "layer"));
   RETURN_IF_ERROR(CheckPart(part));
   Rows rows = MakeRows(content.shape, part, content.TokensOf(tokens));
+  rows.rows_epoch = reading.snapshot->rows_epoch;
   RETURN_IF_ERROR(ToStatus(SnapshotReader(reading)->FetchBlocks(layer, tokens, part, rows.data)));
   return rows;
 }

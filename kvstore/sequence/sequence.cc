@@ -1,6 +1,7 @@
 #include "kvstore/sequence/sequence.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,14 @@ bool ShowsMore(const std::vector<uint32_t>& shown, const std::vector<uint32_t>& 
     if (shown[i] > than[i]) return true;
   }
   return false;
+}
+
+// Returns a number that no snapshot had before, also of earlier processes since the boot: the
+// numbers begin with the time, which they do not overtake.
+uint64_t NewRowsEpoch() {
+  static std::atomic<uint64_t> last =
+      static_cast<uint64_t>(SteadyTime::Now().ToChrono().time_since_epoch().count());
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 // Pins the visible rows of an open segment for a sequence that shares it.
@@ -145,7 +154,8 @@ size_t SegmentList::Find(const IndexDescriptor& index) const {
 Snapshot::Snapshot(std::shared_ptr<const SegmentList> segments, std::vector<uint32_t> tokens)
     : list(std::move(segments)),
       view(MakeView(std::move(tokens), list->tail())),
-      layer_tokens(view->layer_tokens) {}
+      layer_tokens(view->layer_tokens),
+      rows_epoch(NewRowsEpoch()) {}
 
 uint32_t Snapshot::token_count() const {
   return *std::min_element(layer_tokens.begin(), layer_tokens.end());
@@ -269,16 +279,20 @@ std::shared_ptr<const Sequence::Watchers> Sequence::watchers() const {
   return watchers_;
 }
 
-absl::Status Sequence::Install(std::shared_ptr<const Snapshot> next) {
+absl::Status Sequence::Install(std::shared_ptr<Snapshot> next) {
   const Snapshot& shown = *next;
   if (record_ != nullptr) {
     RETURN_IF_ERROR(record_->Write(shown.list, shown.layer_tokens, suspended()));
   }
   std::shared_ptr<const Watchers> watchers;
+  std::shared_ptr<const Snapshot> replaced;  // freed after the lock is released
   {
     const MutexLock lock(&mutex_);
     views_.push_back(current_->view);
-    current_.swap(next);  // the argument frees the old one after the lock is released
+    if (!ShowsMore(current_->layer_tokens, next->layer_tokens)) {
+      next->rows_epoch = current_->rows_epoch;
+    }
+    replaced = std::exchange(current_, std::move(next));
     Prune();
     watchers = watchers_;
   }

@@ -100,6 +100,9 @@ struct Snapshot {
   // Outlives the snapshot, so that the writer can check whether it is drained.
   std::shared_ptr<ActiveSegmentView> view;
   const std::vector<uint32_t>& layer_tokens;  // visible rows, per layer slot
+  // Equal in two snapshots of a sequence if no rows were removed between them: their rows may be
+  // used together. Another one in every process. Set by Sequence before it shows the snapshot.
+  uint64_t rows_epoch;
 
   Snapshot(std::shared_ptr<const SegmentList> segments, std::vector<uint32_t> tokens);
   ~Snapshot() { view->drained.store(true, std::memory_order_release); }
@@ -269,8 +272,7 @@ class Sequence {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
   // Makes `next`, a change of the snapshot that Read (for writers) or Peek returned under the same
   // lock, the newest one, and notifies the watchers. Errors: those of the record.
-  absl::Status Install(std::shared_ptr<const Snapshot> next)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
+  absl::Status Install(std::shared_ptr<Snapshot> next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
   void Prune() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint64_t sequence_id_;

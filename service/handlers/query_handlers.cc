@@ -146,6 +146,8 @@ absl::Status QueryHandlers::FetchBlocks(const Caller& caller, const v1::FetchBlo
     if (!rows.ok()) {
       return MoveField("tokens", absl::StrCat("ranges[", i, "]"), rows.status());
     }
+    const bool is_same = i == 0 || response->rows_epoch() == rows->rows_epoch;
+    response->set_rows_epoch(is_same ? rows->rows_epoch : 0);
     ToWire(*std::move(rows), response->add_blocks());
   }
   return CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);

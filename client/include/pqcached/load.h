@@ -30,10 +30,13 @@ extern "C" {
  * its contents are unspecified then. K that is transposed within its blocks has the strides
  * {block, 1, kv_head, dim}.
  *
- * All tokens of all layers must be stored: otherwise the call fails before it writes. After another
- * failure (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified. On the local
- * path the client copies out of mapped memory, on its threads (pqc_client_set_threads), without an
- * RPC, except that the first read or step of a handle acquires a lease.
+ * All tokens of all layers must be stored: otherwise the call fails before it writes. The rows of
+ * all layers are those of one time: when another call, of any handle, truncates the sequence, or
+ * its worker is replaced, the load goes on with the same rows or fails. After another failure
+ * (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified, but for layers for
+ * which pqc_load_wait has returned PQC_OK. On the local path the client copies out of mapped
+ * memory, on its threads (pqc_client_set_threads), without an RPC, except that the first read or
+ * step of a handle acquires a lease.
  *
  * The tensors are memory of the host, or all of them are memory of one GPU (PQC_CUDA). `stream` of
  * the first keys, a cudaStream_t, which may be NULL, is then the stream of the call: rows are
@@ -55,7 +58,8 @@ extern "C" {
  *                                  the first keys are not
  *         PQC_RESOURCE_EXHAUSTED   memory of the GPU or page-locked memory
  *         PQC_INTERNAL             the GPU has failed
- *         PQC_ABORTED              the sequence was truncated during the call */
+ *         PQC_ABORTED              the sequence was truncated during the call: repeat, if it has
+ *                                  the tokens again */
 PQC_API pqc_status pqc_load(pqc_sequence* sequence, pqc_token_range tokens,
                             const pqc_layer_rows* layers, uint32_t layer_count);
 

@@ -11,6 +11,20 @@
 #include "kvstore/sequence/sequence_record.h"
 
 namespace pqcached::kvstore {
+namespace {
+
+// Returns whether `other`, whose indexes are all ready, has the ready indexes of `snapshot`.
+bool HasIndexesOf(const Snapshot& snapshot, const Snapshot& other) {
+  const SegmentList& list = *snapshot.list;
+  for (size_t i = 0; i < list.indexes.size(); ++i) {
+    if (list.index_ready(i) && other.list->Find(list.indexes[i]) == other.list->indexes.size()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
 
 absl::StatusOr<StoredSequence> Lifecycle::Make(std::shared_ptr<const Cache> cache,
                                                uint64_t sequence_id, NewSequence made) {
@@ -165,7 +179,7 @@ absl::StatusOr<NamedTokens::Shared> Lifecycle::ShareRetainable(const StoredSeque
   const SegmentEntry& last = shared.snapshot->list->segments.back();
   const uint32_t used_slots = last.token_end - last.rows->first_position();
   if (last.rows.get() != newest->list->tail() || 2 * used_slots > last.rows->slot_capacity() ||
-      HasOtherHolder(stored, keys.back())) {
+      IsHeldElsewhere(stored, keys, *shared.snapshot)) {
     return shared;
   }
   auto copy = CopySegment(*stored.cache, last);
@@ -176,14 +190,29 @@ absl::StatusOr<NamedTokens::Shared> Lifecycle::ShareRetainable(const StoredSeque
   return shared;
 }
 
+bool Lifecycle::IsHeldElsewhere(const StoredSequence& stored, std::span<const PrefixKey> keys,
+                                const Snapshot& kept) {
+  for (const auto& holder : stored.cache->prefixes->Holders(keys.back())) {
+    if (holder == stored.names) continue;
+    if (kept.list->indexes.empty()) return true;
+    const auto theirs = holder->ShareStep(keys.size() - 1, keys.back());
+    if (theirs != nullptr && HasIndexesOf(kept, *theirs)) return true;
+  }
+  return false;
+}
+
 void Lifecycle::DropRedundant(const StoredSequence& retained, std::span<const PrefixKey> keys) {
+  const auto kept = retained.sequence->Peek();
+  if (!kept.ok()) return;
   for (const StoredSequence& other : parts_.sequences.RetainedOfCache(retained.cache->cache_id)) {
     if (other.sequence == retained.sequence) continue;
     const std::vector<PrefixKey> theirs = other.names->ListedKeys();
-    if (theirs.size() > keys.size() || !std::equal(theirs.begin(), theirs.end(), keys.begin()) ||
-        !other.sequence->holds().Claim()) {
+    if (theirs.size() > keys.size() || !std::equal(theirs.begin(), theirs.end(), keys.begin())) {
       continue;
     }
+    const auto held = other.sequence->Peek();
+    if (theirs.size() == keys.size() && held.ok() && !HasIndexesOf(**held, **kept)) continue;
+    if (!other.sequence->holds().Claim()) continue;
     parts_.sequences.Remove(other.sequence->sequence_id());
     other.sequence->Drop();
   }
@@ -196,7 +225,9 @@ void Lifecycle::Retain(const StoredSequence& stored) {
   const std::vector<PrefixKey> keys = stored.names->ListedKeys();
   auto kept = ShareRetainable(stored, keys);  // may copy rows, so no lock is held
   const MutexLock lock(&retain_mutex_);
-  if (kept.ok() && HasOtherHolder(stored, keys.back())) kept = NotFound("", "held already");
+  if (kept.ok() && IsHeldElsewhere(stored, keys, *kept->snapshot)) {
+    kept = NotFound("", "held already");
+  }
   const int64_t pinned_until = stored.sequence->holds().pinned_until();
   const PrefixKey root = stored.names->root();
   Drop(stored);

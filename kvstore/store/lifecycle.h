@@ -82,11 +82,12 @@ class Lifecycle {
   // slots, if there is memory for it. Errors: kNotFound  there are none.
   static absl::StatusOr<NamedTokens::Shared> ShareRetainable(const StoredSequence& stored,
                                                              std::span<const PrefixKey> keys);
-  // Returns whether another sequence holds the steps up to this key.
-  static bool HasOtherHolder(const StoredSequence& stored, const PrefixKey& key) {
-    return stored.cache->prefixes->Holders(key).size() >= 2;
-  }
-  // Drops retained sequences whose tokens are a beginning of those of `retained`.
+  // Returns whether another sequence holds the steps with these keys, which `kept` shares, with all
+  // the indexes of `kept`.
+  static bool IsHeldElsewhere(const StoredSequence& stored, std::span<const PrefixKey> keys,
+                              const Snapshot& kept);
+  // Drops retained sequences whose tokens are a beginning of those of `retained`, but for those of
+  // the same tokens with another index.
   void DropRedundant(const StoredSequence& retained, std::span<const PrefixKey> keys);
 
   const Parts parts_;

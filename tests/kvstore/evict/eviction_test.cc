@@ -177,6 +177,70 @@ TEST(Retention, KeepsIndexesThatAreReady) {
   EXPECT_THAT(shared.Describe(again.sequence_id).indexes, SizeIs(1));
 }
 
+TEST(Retention, KeepsAnIndexThatIsBuiltOnARetainedPrefix) {
+  StoreOptions options = PressureOptions();
+  options.segment_tokens = options.tail_tokens = 1024;
+  for (const size_t tokens : {256u, 1024u, 1300u}) {
+    SCOPED_TRACE(tokens);
+    PressureStore shared(256, options);
+    const std::vector<uint32_t> prompt = Prompt(1, tokens);
+    const uint64_t stored = tokens / 128 * 128;
+    shared.Serve(prompt);
+    const auto create = [&] {
+      const CreatedSequence created = shared.Create(prompt);
+      EXPECT_EQ(created.token_count, stored);
+      return created.sequence_id;
+    };
+    const auto build = [&](uint64_t id, const IndexDescriptor& index) {
+      ASSERT_TRUE(
+          shared.store->BuildIndex(kTenant, id, {.index = index, .iterations = 2}, {}).ok());
+    };
+    const auto serve_again = [&](size_t index_count) {
+      const uint64_t id = create();
+      EXPECT_THAT(shared.Describe(id).indexes, SizeIs(index_count));
+      shared.Drop(id);
+    };
+    uint64_t id = create();
+    const uint64_t second = create();  // without the index
+    build(id, Pq(2, 4));
+    shared.Drop(id);
+    EXPECT_THAT(shared.Retained(), SizeIs(1));
+    shared.Drop(second);
+    EXPECT_THAT(shared.Retained(), SizeIs(1));
+    serve_again(1);
+    // Nor does a second index take the place of the first one.
+    id = create();
+    build(id, Pq(4, 4));
+    shared.Drop(id);
+    EXPECT_THAT(shared.Retained(), SizeIs(1));
+    serve_again(2);
+    serve_again(2);
+    testing::Content content = ContentOf(prompt);
+    content.resize(stored);
+    ExpectContent(*shared.store, create(), shared.group, content);
+  }
+}
+
+TEST(Retention, KeepsDifferentIndexesOfTheSamePrefix) {
+  PressureStore shared(256);
+  const std::vector<uint32_t> prompt = Prompt(1, 256);
+  shared.Serve(prompt);
+  const CreatedSequence a = shared.Create(prompt), b = shared.Create(prompt);
+  const auto build = [&](uint64_t id, const IndexDescriptor& index) {
+    ASSERT_TRUE(shared.store->BuildIndex(kTenant, id, {.index = index, .iterations = 2}, {}).ok());
+  };
+  build(a.sequence_id, Pq(2, 4));
+  build(b.sequence_id, Pq(4, 4));
+  shared.Drop(a.sequence_id);
+  shared.Drop(b.sequence_id);
+  EXPECT_THAT(shared.Retained(), SizeIs(2));
+  const CreatedSequence both = shared.Create(prompt);
+  build(both.sequence_id, Pq(4, 4));
+  shared.Drop(both.sequence_id);
+  EXPECT_THAT(shared.Retained(), SizeIs(1));
+  EXPECT_THAT(shared.Describe(shared.Create(prompt).sequence_id).indexes, SizeIs(2));
+}
+
 TEST(Retention, StaysBelowItsShareOfThePool) {
   StoreOptions options = PressureOptions();
   options.max_retained_share = 0.5;

@@ -178,7 +178,7 @@ absl::StatusOr<NamedTokens::Shared> Lifecycle::ShareRetainable(const StoredSeque
                                        /*partial_indexes=*/false));
   const SegmentEntry& last = shared.snapshot->list->segments.back();
   const uint32_t used_slots = last.token_end - last.rows->first_position();
-  if (last.rows.get() != newest->list->tail() || 2 * used_slots > last.rows->slot_capacity() ||
+  if (last.rows.get() != newest->list->tail() || 4 * used_slots > 3 * last.rows->slot_capacity() ||
       IsHeldElsewhere(stored, keys, *shared.snapshot)) {
     return shared;
   }

@@ -78,8 +78,8 @@ class Lifecycle {
                                                  const std::optional<LiveIndex>& live_index);
   void Retain(const StoredSequence& stored);
   // Shares the tokens of the sequence that can be retained, those of the steps with these keys. A
-  // last segment that was open and is at most half full is replaced by a copy without the unused
-  // slots, if there is memory for it. Errors: kNotFound  there are none.
+  // last segment that was open and is at most three quarters full is replaced by a copy without the
+  // unused slots, if there is memory for it. Errors: kNotFound  there are none.
   static absl::StatusOr<NamedTokens::Shared> ShareRetainable(const StoredSequence& stored,
                                                              std::span<const PrefixKey> keys);
   // Returns whether another sequence holds the steps with these keys, which `kept` shares, with all

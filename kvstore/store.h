@@ -126,9 +126,10 @@ struct StoreOptions {
   // never. A rank's sequence only with a group_key, when no call has used any member of the group.
   absl::Duration evict_idle_after = absl::Seconds(60);
   TenantQuotas tenant_quotas;  // until SetTenantQuotas
-  // Free bytes of each pool that have pages ahead of their use, so that the next rows need not wait
+  // Free bytes of all pools that have pages ahead of their use, so that the next rows need not wait
   // for the kernel to clear them: a thread allocates them again when they are used, and OpenCache
-  // returns when a new pool has them. 0: pages are allocated by the calls that first use them.
+  // returns when a new pool has its part of them (memory/idle_reserve.h). 0: pages are allocated by
+  // the calls that first use them.
   // Other free memory returns to the machine when it is unused (ApplyMemoryLimits).
   size_t idle_reserve_bytes = 0;
   // Interval of returning unused memory, and of reading the memory limits of the machine and of
@@ -503,8 +504,9 @@ class Store {
   virtual bool WaitIdle(SteadyTime deadline) = 0;
   // Returns free memory to the machine that was not used lately, reads the memory limits of the
   // machine and of control groups and adapts to them, as the store does every
-  // memory_check_interval. After the third call without a change, the memory of a pool is at most
-  // idle_reserve_bytes and 1.2 times its used bytes; a strict pool, or one on hugetlbfs, keeps all.
+  // memory_check_interval. After the third call without a change, the memory of all pools is at
+  // most idle_reserve_bytes and 1.2 times their used bytes; a strict pool, or one on hugetlbfs,
+  // keeps all.
   // When memory is short, stops touching pages, returns other free pages and those of evicted
   // cached prefixes, and stops the pools from growing.
   virtual void ApplyMemoryLimits() = 0;

@@ -77,16 +77,18 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   size_t page_bytes = AdviseHugePages(memfd.get(), memory);
   auto granted =
       std::make_unique<GrantedMemory>(memfd.get(), memory, kChunkBytes, std::move(options.promise));
+  if (!options.idle_reserve) {
+    options.idle_reserve = std::make_shared<IdleReserve>(options.idle_reserve_bytes);
+  }
   // The page size of the first pages predicts that of the others. When they are refused, so will be
   // the first extents, unless there is more memory by then.
-  if (options.idle_reserve_bytes > 0 &&
+  if (options.idle_reserve->size_bytes() > 0 &&
       granted->Ensure(0, std::min(memory.size(), kChunkBytes)).ok() && granted->huge()) {
     page_bytes = std::max(page_bytes, kHugePageBytes);
   }
   options.capacity_bytes = capacity_bytes;
   options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
-  options.idle_reserve_bytes = std::min(options.idle_reserve_bytes, capacity_bytes);
   std::shared_ptr<Pool> pool(
       new Pool(std::move(memfd), std::move(options), page_bytes, std::move(granted)));
   pool->StartTouching();
@@ -103,9 +105,9 @@ Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes,
       granted_(std::move(granted)),
       ledger_(std::move(options.ledger)),
       quota_bytes_(options.quota_bytes),
-      idle_reserve_bytes_(options.idle_reserve_bytes),
       strict_(options.strict),
       grows_(options.grows),
+      idle_reserve_(std::move(options.idle_reserve), options.capacity_bytes),
       units_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
       limit_bytes_(options.quota_bytes),
       granted_bytes_(options.grows ? 0 : options.capacity_bytes) {}
@@ -126,7 +128,7 @@ absl::StatusOr<SharedMemory> Pool::Share() const {
 }
 
 void Pool::StartTouching() {
-  if (idle_reserve_bytes_ > 0) toucher_ = std::thread([this] { TouchInBackground(); });
+  if (idle_reserve_.exists()) toucher_ = std::thread([this] { TouchInBackground(); });
 }
 
 void Pool::TouchInBackground() {
@@ -161,7 +163,8 @@ void Pool::TouchReserve() {
     const MutexLock lock(&mutex_);
     const size_t used_bytes = UsedBytes();
     const size_t limit_bytes = UseLimit();
-    wanted_bytes = std::min(idle_reserve_bytes_, limit_bytes - std::min(limit_bytes, used_bytes));
+    wanted_bytes =
+        std::min(idle_reserve_.size_bytes(), limit_bytes - std::min(limit_bytes, used_bytes));
     runs = NextFree(wanted_bytes);
     touch_wanted_ = false;
     allocated_since_touch_bytes_ = 0;
@@ -273,10 +276,10 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
 }
 
 void Pool::CountAllocated(size_t size_bytes) {
-  const size_t used_bytes = UsedBytes();
-  peak_used_bytes_ = std::max(peak_used_bytes_, used_bytes);
+  peak_used_bytes_ = std::max(peak_used_bytes_, UsedBytes());
   allocated_since_touch_bytes_ += size_bytes;
-  if (touch_wanted_ || allocated_since_touch_bytes_ < idle_reserve_bytes_ / kReserveParts) return;
+  const size_t reserve_bytes = idle_reserve_.Use();
+  if (touch_wanted_ || allocated_since_touch_bytes_ < reserve_bytes / kReserveParts) return;
   touch_wanted_ = true;
   touch_.SignalOne();
 }
@@ -422,7 +425,7 @@ void Pool::EndHolds() {
 }
 
 size_t Pool::ReturnUnusedPages() {
-  size_t allowed_bytes = idle_reserve_bytes_;
+  size_t allowed_bytes = idle_reserve_.EndInterval();
   {
     const MutexLock lock(&mutex_);
     const size_t used_bytes = UsedBytes();

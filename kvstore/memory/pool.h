@@ -6,9 +6,9 @@
 // units are free when the object is destroyed. A reader therefore holds the object (or a shared_ptr
 // to its owner) while it reads the bytes.
 //
-// A pool has the pages of its extents, of an *idle reserve* of free memory, which a thread keeps
-// present ahead of the next allocations, and of free memory that was used a short while ago
-// (ReturnUnusedPages).
+// A pool has the pages of its extents, of its part of an *idle reserve* of free memory
+// (idle_reserve.h), which a thread keeps present ahead of the next allocations, and of free memory
+// that was used a short while ago (ReturnUnusedPages).
 //
 // Thread-safe. One lock, held for O(extents of a request * log(runs)), while the free runs are
 // copied (free_map, and for pages that return), and while the kernel removes pages of a free piece
@@ -34,6 +34,7 @@
 #include "kvstore/limits/memory_ledger.h"
 #include "kvstore/memory/extent_ledger.h"
 #include "kvstore/memory/free_map.h"
+#include "kvstore/memory/idle_reserve.h"
 #include "kvstore/memory/memfd.h"
 #include "kvstore/memory/run_allocator.h"
 #include "kvstore/mutex.h"
@@ -68,6 +69,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
     // Free bytes whose pages a thread allocates ahead of their use, from the first TouchReserve or
     // PauseTouching(false) on; 0 = pages are allocated with the extents only.
     size_t idle_reserve_bytes = 0;
+    // A reserve that it shares with other pools, in place of idle_reserve_bytes; null: none.
+    std::shared_ptr<IdleReserve> idle_reserve = nullptr;
     // Promise of these bytes; null: pages are allocated without a ledger.
     std::shared_ptr<MemoryPromise> promise = nullptr;
     bool strict = false;  // no other process can ever map the memory for writing, not even root's
@@ -148,7 +151,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // number of bytes, which exceeds `wanted_bytes` by less than 2 MiB. Returns 0 for a strict pool,
   // whose seal forbids punching holes, and while pages are held.
   size_t ReturnFreePages(size_t wanted_bytes);
-  // Returns free pages until the pages of the pool are at most the idle reserve plus 1.2 times the
+  // Returns free pages until the pages of the pool are at most its idle reserve plus 1.2 times the
   // most bytes that were in use since the call before the last one; returns the number of bytes.
   // Called at regular intervals, it thus leaves the pages of a workload that ends and begins within
   // an interval in place, and returns those of one that has ended two intervals ago.
@@ -228,9 +231,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const std::unique_ptr<GrantedMemory> granted_;
   const std::shared_ptr<ExtentLedger> ledger_;
   const size_t quota_bytes_;
-  const size_t idle_reserve_bytes_;
   const bool strict_;
   const bool grows_;
+
+  IdleReserve::Part idle_reserve_;
 
   mutable Mutex mutex_;
   RunAllocator units_ ABSL_GUARDED_BY(mutex_);

@@ -53,7 +53,7 @@ absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
 
 Pool::Options CacheMemory::OptionsOf(const CacheSpec& spec) const {
   return {.capacity_bytes = spec.capacity_bytes,
-          .idle_reserve_bytes = options_.idle_reserve_bytes,
+          .idle_reserve = idle_reserve_,
           .strict = options_.strict_memory,
           .quota_bytes = spec.quota_bytes,
           .grows = spec.grows};

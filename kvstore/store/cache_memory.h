@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/limits/memory_ledger.h"
+#include "kvstore/memory/idle_reserve.h"
 #include "kvstore/records/root_records.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/store.h"
@@ -24,7 +25,11 @@ class CacheMemory {
   // The arguments outlive this object. `root`: null without a keeper.
   CacheMemory(const StoreOptions& options, const Cache::Shared& shared, RootRecords* root,
               MemoryLedger& ledger)
-      : options_(options), shared_(shared), root_(root), ledger_(ledger) {}
+      : options_(options),
+        idle_reserve_(std::make_shared<IdleReserve>(options.idle_reserve_bytes)),
+        shared_(shared),
+        root_(root),
+        ledger_(ledger) {}
 
   // Creates the memory of a new cache, and records it if there is a keeper. Errors: those of Pool,
   // of the keeper, and of the ledger (kResourceExhausted naming capacity_bytes).
@@ -45,6 +50,7 @@ class CacheMemory {
   Pool::Options OptionsOf(const CacheSpec& spec) const;
 
   const StoreOptions& options_;
+  const std::shared_ptr<IdleReserve> idle_reserve_;  // shared with the pools
   const Cache::Shared shared_;
   RootRecords* const root_;
   MemoryLedger& ledger_;

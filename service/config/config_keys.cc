@@ -201,12 +201,14 @@ void AddLocalKeys(std::vector<ConfigKey>& keys) {
       &Config::compare_repeats));
   keys.push_back(
       SizeKey("idle_reserve_bytes",
-              "Free memory of each cache that has pages ahead of its use, so that the next rows "
-              "need not wait for the kernel to clear them; OpenCache returns when a new cache has "
-              "it. Free memory beyond that and a fifth of the bytes in use returns to the machine "
-              "when it was unused for two to three intervals of memory_check_interval; that of "
-              "strict_memory and of hugetlbfs never returns. 0: rows wait for the pages that they "
-              "are the first to use.",
+              "Free memory of all caches together that has pages ahead of its use, so that the "
+              "next rows need not wait for the kernel to clear them; OpenCache returns when a "
+              "new cache has its part. Caches that were used in the last two intervals of "
+              "memory_check_interval have equal parts, or else the cache that was used last has"
+              " all of it. Free memory beyond that and a fifth of the bytes in use returns to "
+              "the machine when it was unused for two to three intervals; that of strict_memory"
+              " and of hugetlbfs never returns. 0: rows wait for the pages that they are the "
+              "first to use.",
               &Config::idle_reserve_bytes, 0, size_t{1} << 40));
   keys.push_back(CountKey("max_leases", "Leases (mapped sequences) per session.",
                           &Config::max_leases, {1, 1u << 20}));

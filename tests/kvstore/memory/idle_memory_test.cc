@@ -157,6 +157,56 @@ TEST(IdleMemory, WithoutAReserveOnlyExtentsHavePages) {
   EXPECT_EQ(ResidentBytes(*pool), 4 * kMiB);
 }
 
+TEST(IdleMemory, PoolsThatShareAReserveKeepItTogether) {
+  const auto reserve = std::make_shared<IdleReserve>(kReserveBytes);
+  std::vector<std::shared_ptr<Pool>> pools;
+  const auto resident_bytes = [&] {
+    size_t bytes = 0;
+    for (const auto& pool : pools) bytes += ResidentBytes(*pool);
+    return bytes;
+  };
+  const auto end_interval = [&] {
+    for (const auto& pool : pools) pool->ReturnUnusedPages();
+  };
+  for (int i = 0; i < 4; ++i) {
+    auto pool = Pool::Create({.capacity_bytes = kCapacityBytes, .idle_reserve = reserve});
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    pools.push_back(*std::move(pool));
+    pools.back()->PauseTouching(true);  // this thread touches
+  }
+  const auto touch = [](Pool& pool) {
+    pool.PauseTouching(false);
+    pool.TouchReserve();
+    pool.PauseTouching(true);
+  };
+  for (const auto& pool : pools) touch(*pool);
+  EXPECT_EQ(resident_bytes(), kReserveBytes);  // equal parts
+  EXPECT_EQ(ResidentBytes(*pools[2]), kReserveBytes / 4);
+
+  // Two pools are used, the others are not.
+  for (int call = 0; call < 3; ++call) {
+    for (const size_t used : {0u, 2u}) Allocate(*pools[used], {16 * kMiB});
+    end_interval();
+  }
+  for (const size_t used : {0u, 2u}) touch(*pools[used]);
+  EXPECT_EQ(ResidentBytes(*pools[1]) + ResidentBytes(*pools[3]), 0u);
+  for (int call = 0; call < 3; ++call) end_interval();
+  // All of them are idle: the one that was used last has the reserve.
+  EXPECT_EQ(resident_bytes(), kReserveBytes);
+  EXPECT_EQ(ResidentBytes(*pools[2]), kReserveBytes);
+
+  // The reserve passes to another pool with its use, and when its pool has ended.
+  auto kept = Allocate(*pools[3], {4 * kMiB});
+  for (int call = 0; call < 3; ++call) end_interval();
+  EXPECT_EQ(ResidentBytes(*pools[2]), 0u);
+  EXPECT_LE(resident_bytes(), AllowedBytes(*pools[3]));
+  kept.clear();
+  pools.pop_back();
+  for (const auto& pool : pools) touch(*pool);
+  EXPECT_EQ(ResidentBytes(*pools[2]), kReserveBytes);
+  EXPECT_EQ(resident_bytes(), kReserveBytes);
+}
+
 // A workload whose pause may contain a whole interval keeps its pages.
 TEST(IdleMemory, ASteadyWorkloadKeepsItsPages) {
   const auto pool = MakePool(kReserveBytes);

@@ -373,8 +373,9 @@ class LimitedStore {
   }
   void Follow() { shared_->store->ApplyMemoryLimits(); }
   PressureStore& shared() { return *shared_; }
-  size_t present_bytes() {
-    const auto pool = shared_->store->OpenPool(kTenant, "", shared_->cache_id);
+  size_t present_bytes() { return present_bytes(shared_->cache_id); }
+  size_t present_bytes(uint64_t cache_id) {
+    const auto pool = shared_->store->OpenPool(kTenant, "", cache_id);
     struct stat status = {};
     EXPECT_EQ(fstat(pool->descriptor.get(), &status), 0);
     return static_cast<size_t>(status.st_blocks) * 512;
@@ -448,6 +449,37 @@ TEST(MemoryLimit, MemoryOfDroppedSequencesReturnsToTheMachine) {
   }
   EXPECT_LE(limited.present_bytes(), allowed_bytes);
   testing::ExpectContent(*shared.store, kept, shared.group, ContentOf(Prompt(1, 2 * 128)));
+}
+
+// The same bound over several caches, of which most are empty.
+TEST(MemoryLimit, IdleCachesKeepOneReserveTogether) {
+  constexpr size_t kReserveBytes = size_t{16} << 20;
+  LimitedStore limited(200, kReserveBytes);
+  PressureStore& shared = limited.shared();
+  std::vector<uint64_t> empty;
+  for (const char* const name : {"second", "third", "fourth", "fifth"}) {
+    CacheSpec spec = PoolOf(200);
+    spec.name = name;
+    const auto cache = shared.store->OpenCache(kTenant, spec);
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    empty.push_back(cache->cache_id);
+  }
+  const auto empty_bytes = [&] {
+    size_t bytes = 0;
+    for (const uint64_t cache : empty) bytes += limited.present_bytes(cache);
+    return bytes;
+  };
+  EXPECT_GE(empty_bytes(), kReserveBytes / 4);
+  shared.Fill(Prompt(1, 2 * 128));
+  const size_t used_bytes = shared.used_bytes();
+  const size_t allowed_bytes = used_bytes + used_bytes / 5 + kReserveBytes;
+  // More than three calls while the threads that touch the reserve are still at work.
+  for (int call = 0; call < 10'000; ++call) {
+    limited.Follow();
+    if (limited.present_bytes() <= allowed_bytes && empty_bytes() == 0) break;
+  }
+  EXPECT_LE(limited.present_bytes(), allowed_bytes);
+  EXPECT_EQ(empty_bytes(), 0u);
 }
 
 }  // namespace

@@ -92,6 +92,9 @@ for area in "${areas[@]}"; do
   if [ "$area" = systems ]; then
     echo "== systems: the attention mass that whole rotary pairs gain" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/pretrained_rows.py build/bench systems --json "$rows/systems-pairs.json" >&2
+    echo "== systems: the trained models with their values in the sidecar" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/kcache_rows.py build/bench --json "$rows/systems-kcache.json" \
+      --grid build/bench/kcache_grid.json >&2
   fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue

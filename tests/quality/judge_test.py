@@ -126,6 +126,26 @@ class LiveStudyTest(unittest.TestCase):
             self.assertLessEqual(looking[budget]["mass_vs_oracle"], 1 + 1e-9)
 
 
+class KCacheTest(unittest.TestCase):
+    def test_with_all_tokens_selected_it_is_full_attention(self):
+        names = ["full", "kcache2048x1", "kcache2048x1r", "kcache2048x2", "kcache64x1"]
+        for data in (judge.DATA, judge.DATA / "rope"):
+            with sidecar.running(BUILD) as endpoint:
+                outcomes = model_study.ask(BUILD, data, endpoint, "last", "mq", 1024, 1, 5, names)["outcomes"]
+            of = {name: [outcome for outcome in outcomes if outcome["method"] == name] for name in names}
+            right = {name: [outcome["right"] for outcome in of[name]] for name in names}
+            for name in names[1:4]:
+                self.assertEqual(right[name], right["full"], f"{name} of {data.name}")
+            self.assertGreater(sum(right["full"]), 0)
+            self.assertGreaterEqual(of["kcache64x1"][-1]["selected"], 63)  # and the step's own token
+            self.assertLessEqual(of["kcache64x1"][-1]["selected"], 64 * 4)
+            bytes_of = {name: of[name][-1]["engine_bytes"] for name in names}
+            # Of the first model's stored layers the keys alone; one of the other's four layers has values, too.
+            share = 0.5 if data == judge.DATA else 0.625
+            self.assertAlmostEqual(bytes_of["kcache64x1"] / bytes_of["full"], share, delta=0.01)
+            self.assertGreater(bytes_of["kcache2048x2"], bytes_of["kcache2048x1"])
+
+
 class IdentityTest(unittest.TestCase):
     def test_as_many_centroids_as_tokens_rank_exactly(self):
         pqcached, problem = load_client(BUILD), random_problem(tokens=SINK + 220)

@@ -8,7 +8,9 @@
 //
 // A method is KIND[@BUDGET]. KIND: full, oracle (exact top-k in this process), flat and pqMxB (the
 // sidecar's indexes), window (the latest tokens), random. BUDGET: of all tokens attended, sink and
-// window included, a ratio (1/10) or a count (256).
+// window included, a ratio (1/10) or a count (256). KIND kcacheNxL has no budget: the N best tokens
+// of each query head by the engine's own keys, with the values of the first L layers in the engine;
+// kcacheNxLr renormalises their weights.
 //
 // Suites: `last`: questions after the context. `first`: the question stands before the context, and
 // only its last token follows it. `long`: after the context the rows of two other contexts are
@@ -21,12 +23,14 @@
 #include <exception>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include "tests/quality/chosen_attention.h"
+#include "tests/quality/kcache_attention.h"
 #include "tests/tinylm/pqcached_attention.h"
 #include "tests/tinylm/prompts.h"
 
@@ -52,6 +56,9 @@ struct Method {
   std::string name, kind;
   Budget budget;
   pqc_index index;  // of flat and pq
+  // Of kcache.
+  uint32_t top_count = 0, kept_layers = 0;
+  bool renormalises = false;
 };
 
 Method ParseMethod(const std::string& name) {
@@ -68,15 +75,20 @@ Method ParseMethod(const std::string& name) {
       method.budget.count = std::stoull(budget);
     }
   }
+  if (std::sscanf(method.kind.c_str(), "kcache%ux%u", &method.top_count, &method.kept_layers) ==
+      2) {
+    method.renormalises = method.kind.ends_with('r');
+    method.kind = "kcache";
+  }
   uint32_t subspaces = 0, bits = 0;
   if (std::sscanf(method.kind.c_str(), "pq%ux%u", &subspaces, &bits) == 2) {
     method.index = tinylm::PqIndex(subspaces, bits);
   } else if (method.kind != "full" && method.kind != "flat" && method.kind != "oracle" &&
-             method.kind != "window" && method.kind != "random") {
+             method.kind != "window" && method.kind != "random" && method.kind != "kcache") {
     throw std::runtime_error("unknown method " + name);
   }
-  if ((method.kind == "full") == (at != std::string::npos)) {
-    throw std::runtime_error(name + ": full attention has no budget, all others have one");
+  if ((method.kind == "full" || method.kind == "kcache") == (at != std::string::npos)) {
+    throw std::runtime_error(name + ": full and kcache have no budget, all others have one");
   }
   return method;
 }
@@ -101,7 +113,19 @@ class Judge {
                   .cache_name = "judge",
                   .indexes = PqIndexes(methods_),
                   .engine_tokens = kEnds},
-                 workers_) {}
+                 workers_) {
+    for (const Method& method : methods_) {
+      std::unique_ptr<KCacheAttention>& kcache = kcaches_[method.kept_layers];
+      if (method.kind != "kcache" || kcache) continue;
+      kcache = std::make_unique<KCacheAttention>(
+          model_,
+          KCacheAttention::Options{.endpoint = options.endpoint,
+                                   .cache_name = "kcache-" + std::to_string(method.kept_layers),
+                                   .kept_layers = method.kept_layers},
+          workers_);
+    }
+    std::erase_if(kcaches_, [](const auto& entry) { return !entry.second; });
+  }
 
   void Run(const std::string& task, uint32_t length) {
     const auto prompts = tinylm::LoadPrompts(options_.prompts, task, length, options_.contexts);
@@ -140,7 +164,8 @@ class Judge {
   }
 
   void Prefill(const std::vector<uint32_t>& context) {
-    tinylm::Attention* const attentions[] = {&full_, &chosen_, &sidecar_};
+    std::vector<tinylm::Attention*> attentions = {&full_, &chosen_, &sidecar_};
+    for (const auto& [kept_layers, kcache] : kcaches_) attentions.push_back(kcache.get());
     engine_.Prefill(context, attentions);
     for (const auto& build : sidecar_.builds()) {
       for (const auto& layer : build.layers) {
@@ -158,6 +183,11 @@ class Judge {
 
   tinylm::Attention& Use(const Method& method) {
     if (method.kind == "full") return full_;
+    if (method.kind == "kcache") {
+      KCacheAttention& kcache = *kcaches_.at(method.kept_layers);
+      kcache.SetSelection(method.top_count, method.renormalises);
+      return kcache;
+    }
     if (method.kind == "flat" || method.index.kind == PQC_INDEX_PQ) {
       if (method.budget.count > 0) {
         sidecar_.SetTokenBudget(method.index, method.budget.count);
@@ -184,7 +214,11 @@ class Judge {
                     {"seconds", answer.seconds},
                     {"sink", attended.sink},
                     {"window", attended.window},
-                    {"selected", attended.selected}});
+                    {"selected", attended.selected},
+                    {"engine_bytes", attention.engine_kv_bytes()}});
+    if (method.kind == "kcache") {
+      outcome["sidecar_bytes"] = kcaches_.at(method.kept_layers)->sidecar_row_bytes();
+    }
     outcomes_.push_back(std::move(outcome));
   }
 
@@ -268,6 +302,7 @@ class Judge {
   tinylm::FullAttention full_;
   ChosenAttention chosen_;
   tinylm::PqcachedAttention sidecar_;
+  std::map<uint32_t, std::unique_ptr<KCacheAttention>> kcaches_;  // by the layers that they keep
   std::vector<Prompt> others_;
   json where_, outcomes_ = json::array(), builds_ = json::array();
 };

@@ -78,9 +78,9 @@ typedef struct pqc_build_options {
    * (of other clients with mapped memory, until the next row), and keep it when the build fails.
    * 0: PQC_ALREADY_EXISTS */
   uint32_t rebuild;
-  /* 0: `rebuild` always does. Otherwise it does only if the keys of a segment in a layer are farther
-   * from their centroids than this times the keys that the codebook was trained on (mean squared
-   * distances; 1.25 is what live indexes use), else PQC_ALREADY_EXISTS. At most 1000000. */
+  /* 0: `rebuild` always does. Otherwise it does only if the keys of a segment in a layer are
+   * farther from their centroids than this times the keys that the codebook was trained on (mean
+   * squared distances; 1.25 is what live indexes use), else PQC_ALREADY_EXISTS. At most 1000000. */
   double rebuild_drift;
 } pqc_build_options;
 

@@ -127,7 +127,8 @@ pqc_status CheckRebuild(const pqc_build_options& options) {
 // the next row brings its successor.
 void UseNewest(const SequenceState& state) {
   std::shared_ptr<Image> image;
-  if (state.local && state.local->HasNewer() && state.local->Refresh(&image) != PQC_OK) {
+  if (state.local && state.local->lease().lease_id != 0 && state.local->HasNewer() &&
+      state.local->Refresh(&image) != PQC_OK) {
     ClearLastError();
   }
 }
@@ -162,6 +163,7 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   return Report(status, error,
                 {{"index", "options.index"},
                  {"iterations", "options.iterations"},
+                 {"rebuild", "options.rebuild"},
                  {"rebuild.drift_ratio", "options.rebuild_drift"},
                  {"train_tokens", "options.train_tokens"},
                  {"sink_tokens", "options.sink_tokens"}});

@@ -226,7 +226,11 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     const auto stream = kv_->BuildIndex(&context, request);
     v1::BuildProgress message;
     bool cancelled = false;
+    bool knows_rebuild = !options.rebuild;
+    bool reported = false;
     while (stream->Read(&message)) {
+      reported = true;
+      knows_rebuild |= message.rebuild();
       if (!options.callback || cancelled) continue;
       const pqc_build_progress progress = FromWire(message);
       const bool last = progress.layers_done == progress.layer_count;
@@ -237,6 +241,13 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     grpc::Status status = stream->Finish();
     if (cancelled && status.error_code() == grpc::StatusCode::CANCELLED) {
       return {status.error_code(), "the progress callback cancelled the build"};
+    }
+    // A sidecar that knows rebuilds names the drift in its refusal.
+    const bool exists =
+        status.error_code() == grpc::StatusCode::ALREADY_EXISTS && FieldOf(status) == "index";
+    if (!knows_rebuild && (exists || (status.ok() && reported))) {
+      return Refuse(grpc::StatusCode::UNIMPLEMENTED, "rebuild",
+                    "the sidecar is of an earlier release, which does not rebuild an index");
     }
     return status;
   });

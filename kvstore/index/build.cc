@@ -47,6 +47,7 @@ absl::Status Build::Allocate() {
   }
   ASSIGN_OR_RETURN(std::vector<Extent> extents, cache_.pool->Allocate(sizes_bytes));
 
+  const uint32_t first_generation = FirstGeneration();
   auto next = extents.begin();
   for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
     if (!HasIndex(slot)) continue;
@@ -55,8 +56,8 @@ absl::Status Build::Allocate() {
       auto unit = std::make_unique<Unit>();
       unit->layer_slot = slot;
       unit->codebook_generation = generation;
-      unit->codebook =
-          std::make_shared<Codebook>(std::move(*next++), spec_.index, shape, generation);
+      unit->codebook = std::make_shared<Codebook>(std::move(*next++), spec_.index, shape,
+                                                  first_generation + generation);
       unit->results.resize(size_t{shape.kv_heads} * head_tasks_);
       unit->tasks_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
       unit->heads_left = shape.kv_heads;
@@ -88,6 +89,20 @@ absl::Status Build::Allocate() {
     }
   }
   return absl::OkStatus();
+}
+
+uint32_t Build::FirstGeneration() const {
+  if (!replaces_) return 0;
+  const size_t ordinal = base_->list->Find(spec_.index);
+  uint32_t first = 0;
+  for (const SegmentEntry& entry : base_->list->segments) {
+    for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
+      if (!HasIndex(slot)) continue;
+      const CodebookHeader& header = entry.indexes[ordinal]->codebook(slot)->header();
+      first = std::max(first, header.codebook_generation + 1);
+    }
+  }
+  return first;
 }
 
 std::shared_ptr<const Codebook> Build::CodebookOf(uint32_t layer_slot, uint32_t generation) const {
@@ -317,7 +332,11 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
     return Aborted("index", "the index was taken away", kRetryConflict);
   std::vector<IndexedSegment> indexed;
   for (const SegmentEntry& entry : list.segments) {
-    if (IndexOf(entry, ordinal) != nullptr || (!entry.closed && !with_tail)) continue;
+    if (IndexOf(entry, ordinal) != nullptr) continue;
+    // An active writer does not know the codes of this build. A segment that lacks rows in a layer
+    // is coded under the lease, and writers complete it from then on.
+    const bool complete = entry.closed && entry.token_end <= snapshot.token_count();
+    if (!complete && !with_tail) continue;
     const uint32_t first = entry.rows->first_position();
     auto index = std::make_shared<const SegmentIndex>(cache_.layers, spec_.index);
     const auto newest = static_cast<uint32_t>(generations_.size() - 1);

@@ -68,6 +68,9 @@ class Build {
   };
   enum class Stop : uint8_t { kNone, kCancelled, kDeadline, kDropped };
 
+  // Returns the ordinal of the first new codebook generation: the address of a codebook and its
+  // generation identify it for readers that keep copies of codebooks, such as a GPU.
+  uint32_t FirstGeneration() const;
   uint32_t segment_end(size_t segment) const;
   const StoredLayers::Layer& layer(const Unit& unit) const {
     return cache_.layers.layers[unit.layer_slot];

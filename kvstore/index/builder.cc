@@ -19,6 +19,7 @@ namespace {
 
 constexpr uint32_t kMaxBuildIterations = 1000;
 constexpr double kMaxDrift = 1e6;
+constexpr uint32_t kLeastDriftedTokens = 128;  // of a segment whose drift is measured
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   RETURN_IF_ERROR(CheckNeedsBuild(spec.index, "index"));
@@ -72,12 +73,8 @@ bool IsReady(const SegmentList& list, const IndexDescriptor& index) {
 }
 
 // Returns whether the keys of a segment in one layer have drifted from those of its codebook.
-bool IsDrifted(const Cache& cache, const Snapshot& base, const BuildSpec& spec,
-               const SegmentEntry& entry, uint32_t layer_slot) {
-  const SegmentIndex& index = *entry.indexes[base.list->Find(spec.index)];
-  const uint32_t tokens = base.layer_tokens[layer_slot];
-  const SegmentTokens segment{
-      entry.rows, {entry.rows->first_position(), entry.closed ? entry.token_end : tokens}};
+bool IsDrifted(const Cache& cache, const BuildSpec& spec, const SegmentTokens& segment,
+               const SegmentIndex& index, uint32_t layer_slot) {
   const Codebook& codebook = *index.codebook(layer_slot);
   const LayerTraining training{.layer_slot = layer_slot,
                                .index = spec.index,
@@ -88,18 +85,25 @@ bool IsDrifted(const Cache& cache, const Snapshot& base, const BuildSpec& spec,
   return HasDrifted(MeasureLayer(cache, training, codebook), codebook, spec.rebuild_drift);
 }
 
-// Refuses a rebuild whose condition does not hold.
-absl::Status CheckDrift(const Cache& cache, const Snapshot& base, const BuildSpec& spec) {
-  if (spec.rebuild_drift <= 0) return absl::OkStatus();
-  for (const SegmentEntry& entry : base.list->segments) {
-    for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
-      if (!cache.layers.layers[slot].shape.has_index()) continue;
-      if (IsDrifted(cache, base, spec, entry, slot)) return absl::OkStatus();
+// Returns whether keys of a segment have drifted in any layer, or why it cannot be said.
+absl::StatusOr<bool> IsDrifted(const Cache& cache, const Snapshot& base, const BuildSpec& spec,
+                               const SegmentEntry& entry, const BuildClock& clock) {
+  const SegmentIndex& index = *entry.indexes[base.list->Find(spec.index)];
+  const uint32_t begin = std::max(entry.rows->first_position(), spec.sink_tokens);
+  for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+    if (!cache.layers.layers[slot].shape.has_index()) continue;
+    if (spec.is_cancelled && spec.is_cancelled()) return Cancelled("the build was cancelled");
+    if (clock() >= spec.deadline) {
+      return DeadlineExceeded("", "the deadline passed while drift was measured");
     }
+    const uint32_t tokens = base.layer_tokens[slot];
+    const uint32_t end = entry.closed ? std::min(entry.token_end, tokens) : tokens;
+    // A mean over few rows says nothing about the others.
+    if (end < begin + kLeastDriftedTokens) continue;
+    const SegmentTokens segment{entry.rows, {entry.rows->first_position(), end}};
+    if (IsDrifted(cache, spec, segment, index, slot)) return true;
   }
-  return AlreadyExists(
-      "index", absl::StrCat("the sequence has index ", NameOf(spec.index),
-                            ", and no keys have drifted by more than ", spec.rebuild_drift));
+  return false;
 }
 
 // One rebuild at a time of a sequence.
@@ -157,31 +161,58 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     if (!rebuilding->holds()) {
       return Aborted("index", "a rebuild of the sequence is in progress", kRetryMemory);
     }
-    RETURN_IF_ERROR(CheckDrift(cache, *base, spec));
   }
   if (clock() >= spec.deadline) {
     return DeadlineExceeded("", "the deadline passed before the build began");
   }
-  // Merges would replace the segments that are being coded.
-  const IncrementalIndexer::Pause pause(live, sequence->sequence_id(), spec.deadline);
+  // Merges would replace the segments that are being coded. New segments of a live index get the
+  // codes of the index that is being replaced meanwhile.
+  using Pause = IncrementalIndexer::Pause;
+  const uint64_t sequence_id = sequence->sequence_id();
+  const Pause pause(live, sequence_id, spec.deadline,
+                    replaces ? Pause::Of::kUpkeep : Pause::Of::kAll);
   if (!pause.holds()) {
     return DeadlineExceeded("", "the deadline passed while another index of it was being built");
   }
   ASSIGN_OR_RETURN(const auto quiet, sequence->Read());
+  if (replaces && !IsReady(*quiet->list, spec.index)) {
+    return Aborted("index", "rows without codes came before the rebuild began", kRetryConflict);
+  }
   Build build(cache, sequence, quiet, spec, replaces, progress, clock);
   RETURN_IF_ERROR(build.Allocate());
   RETURN_IF_ERROR(sequence->CloseActiveSegment());
   RETURN_IF_ERROR(sequence->PublishIndex(spec.index, {}));
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
+  const Pause last(live, sequence_id, spec.deadline);
+  if (status.ok() && !last.holds()) {
+    status = DeadlineExceeded("", "the deadline passed while new rows were being coded");
+  }
   if (status.ok()) status = build.CatchUp();
   if (!status.ok()) {
     if (!replaces) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
     return status;
   }
-  if (is_live) live.Restart(sequence->sequence_id());
+  if (is_live) live.Restart(sequence_id);
+  rebuilding.reset();  // ShrinkSegments leaves a sequence alone that is being rebuilt
   ShrinkSegments(cache, sequence);
   return absl::OkStatus();
+}
+
+absl::Status CheckRebuildDue(const Cache& cache, const Sequence& sequence, const BuildSpec& spec,
+                             const BuildClock& clock) {
+  if (!spec.rebuild || spec.rebuild_drift == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckSpec(cache, spec));
+  ASSIGN_OR_RETURN(const auto base, sequence.Read());
+  if (!IsReady(*base->list, spec.index)) return absl::OkStatus();
+  RETURN_IF_ERROR(VerifyList(cache, *base->list));
+  for (const SegmentEntry& entry : base->list->segments) {
+    ASSIGN_OR_RETURN(const bool drifted, IsDrifted(cache, *base, spec, entry, clock));
+    if (drifted) return absl::OkStatus();
+  }
+  return AlreadyExists("rebuild.drift_ratio",
+                       absl::StrCat("the sequence has index ", NameOf(spec.index),
+                                    ", and no keys have drifted by ", spec.rebuild_drift));
 }
 
 absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,

@@ -26,6 +26,11 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
                                 const std::function<bool(const BuildProgress&)>& progress,
                                 const BuildClock& clock = SteadyTime::Now);
 
+// Refuses (kAlreadyExists) a rebuild whose condition does not hold. Holds no lease: writers
+// continue.
+absl::Status CheckRebuildDue(const Cache& cache, const Sequence& sequence, const BuildSpec& spec,
+                             const BuildClock& clock = SteadyTime::Now);
+
 // Closes the prefill of a sequence under the contract of Store::ClosePrefill.
 absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,
                                   const std::shared_ptr<Sequence>& sequence);

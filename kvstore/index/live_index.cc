@@ -58,8 +58,8 @@ struct IncrementalIndexer::Entry {
   LiveIndex spec;
   bool wanted[2] = {true, true};  // per Purpose: there may be work
   bool running = false;
-  uint32_t pauses = 0;
-  uint64_t published = 0;  // number of publications of the sequence
+  uint32_t pauses[2] = {0, 0};  // per Purpose
+  uint64_t published = 0;       // number of publications of the sequence
   absl::Status status;
 
   bool idle() const { return !wanted[0] && !wanted[1] && !running; }
@@ -223,7 +223,9 @@ std::optional<IncrementalIndexer::WorkItem> IncrementalIndexer::PickNext(uint64_
     for (size_t i = 0; i < entries.size(); ++i, ++it) {
       if (it == entries.end()) it = entries.begin();
       Entry& entry = it->second;
-      if (!entry.wanted[static_cast<size_t>(purpose)] || entry.pauses > 0) continue;
+      if (!entry.wanted[static_cast<size_t>(purpose)] ||
+          entry.pauses[static_cast<size_t>(purpose)] > 0)
+        continue;
       entry.running = true;
       return WorkItem{it->first, entry.work, purpose, entry.published};
     }
@@ -316,20 +318,28 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
 }
 
 void IncrementalIndexer::Restart(uint64_t sequence_id) {
+  std::shared_ptr<LiveSequence> work;
+  {
+    const MutexLock lock(&inbox_->mutex);
+    const auto it = inbox_->entries.find(sequence_id);
+    if (it == inbox_->entries.end()) return;
+    work = it->second.work;
+  }
+  work = work->Renewed();
   const MutexLock lock(&inbox_->mutex);
   const auto it = inbox_->entries.find(sequence_id);
   if (it == inbox_->entries.end()) return;
-  it->second.work = it->second.work->Renewed();
+  work.swap(it->second.work);  // the earlier one is freed after the lock is released
   it->second.wanted[0] = it->second.wanted[1] = true;
 }
 
 IncrementalIndexer::Pause::Pause(IncrementalIndexer& indexes, uint64_t sequence_id,
-                                 SteadyTime deadline)
-    : indexes_(indexes), sequence_id_(sequence_id) {
+                                 SteadyTime deadline, Of of)
+    : of_(of), indexes_(indexes), sequence_id_(sequence_id) {
   Inbox& inbox = *indexes_.inbox_;
   const MutexLock lock(&inbox.mutex);
   if (const auto it = inbox.entries.find(sequence_id_); it != inbox.entries.end()) {
-    ++it->second.pauses;
+    Count(it->second, 1);
   }
   for (;;) {
     const auto it = inbox.entries.find(sequence_id_);
@@ -346,8 +356,14 @@ IncrementalIndexer::Pause::~Pause() {
   Inbox& inbox = *indexes_.inbox_;
   const MutexLock lock(&inbox.mutex);
   const auto it = inbox.entries.find(sequence_id_);
-  if (it != inbox.entries.end()) --it->second.pauses;
+  if (it != inbox.entries.end()) Count(it->second, -1);
   inbox.Wake();
+}
+
+void IncrementalIndexer::Pause::Count(Entry& entry, int change) const {
+  entry.pauses[static_cast<size_t>(Purpose::kUpkeep)] += static_cast<uint32_t>(change);
+  if (of_ == Of::kUpkeep) return;
+  entry.pauses[static_cast<size_t>(Purpose::kDecode)] += static_cast<uint32_t>(change);
 }
 
 }  // namespace pqcached::kvstore

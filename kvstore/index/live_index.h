@@ -31,6 +31,8 @@ namespace pqcached::kvstore {
 absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec);
 
 class IncrementalIndexer {
+  struct Entry;
+
  public:
   // Called on the worker's thread.
   using Failed = std::function<void(uint64_t sequence_id, const absl::Status& status)>;
@@ -67,14 +69,17 @@ class IncrementalIndexer {
                       const std::function<bool(const BuildProgress&)>& progress);
 
   // Makes the worker begin again with the index that the sequence has now: another one replaced its
-  // codebooks. REQUIRES: a Pause that holds.
+  // codebooks. REQUIRES: a Pause of all work that holds.
   void Restart(uint64_t sequence_id);
 
-  // Prevents work on the sequence for the lifetime of this object. The constructor waits for work
+  // Prevents work on the sequence for the lifetime of this object; with kUpkeep, only work that
+  // replaces segments or codes, while new segments get their codes. The constructor waits for work
   // in progress until `deadline`.
   class Pause {
    public:
-    Pause(IncrementalIndexer& indexes, uint64_t sequence_id, SteadyTime deadline);
+    enum class Of : uint8_t { kAll, kUpkeep };
+
+    Pause(IncrementalIndexer& indexes, uint64_t sequence_id, SteadyTime deadline, Of of = Of::kAll);
     ~Pause();
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
@@ -83,14 +88,16 @@ class IncrementalIndexer {
     bool holds() const { return holds_; }
 
    private:
+    void Count(Entry& entry, int change) const;
+
     bool holds_ = true;
+    const Of of_;
     IncrementalIndexer& indexes_;
     const uint64_t sequence_id_;
   };
 
  private:
   class Watcher;
-  struct Entry;
   // State shared with watchers, which may outlive the worker.
   struct Inbox {
     mutable Mutex mutex;

@@ -72,7 +72,8 @@ absl::StatusOr<bool> ShrinkSegment(const Cache& cache, Sequence& sequence,
 void ShrinkSegments(const Cache& cache, const std::shared_ptr<Sequence>& sequence) {
   while (true) {
     const auto snapshot = sequence->Peek();
-    if (!snapshot.ok()) return;
+    // A rebuild codes the segments that it has read.
+    if (!snapshot.ok() || sequence->rebuilding().load()) return;
     auto shrunk = CopyFirst(cache, **snapshot);
     if (!shrunk.has_value()) return;
     // While another build begins or a writer appends, the segments that it has read must stay.

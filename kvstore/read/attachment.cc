@@ -183,7 +183,8 @@ std::string CheckIndexData(const std::byte* data, size_t extent_bytes, const Ind
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.slot_capacity != slot_capacity) return "slot_capacity";
-  if (std::string wrong = BuiltTypeOf(index).CheckData(header, extent_bytes, shape);
+  if (std::string wrong =
+          BuiltTypeOf(index).CheckData(header, extent_bytes, index, shape, slot_capacity);
       !wrong.empty()) {
     return wrong;
   }
@@ -200,7 +201,7 @@ std::string CheckCodebook(const std::byte* data, size_t extent_bytes, const Inde
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.key_dim != shape.key_dim) return "key_dim";
-  return BuiltTypeOf(index).CheckCodebook(header, extent_bytes, shape);
+  return BuiltTypeOf(index).CheckCodebook(header, extent_bytes, index, shape);
 }
 
 // Returns the ordinal of a layer among those of the attachment; layer_count when it has no such

@@ -412,6 +412,7 @@ absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id
                                    const std::function<bool(const BuildProgress&)>& progress) {
   ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
   const Hold hold(*found.sequence);  // held longer than the write lease
+  RETURN_IF_ERROR(CheckRebuildDue(*found.cache, *found.sequence, spec));
   ASSIGN_OR_RETURN(auto lease, WriteLease::Acquire(found.sequence));
   return BuildSequenceIndex(*found.cache, live_, std::move(lease), spec, progress);
 }

@@ -81,6 +81,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     absl::MutexLock lock(&mutex_);
     if (unsent_.size() < kMaxUnsentProgress) unsent_.emplace_back();
     ToWire(progress, &unsent_.back());
+    unsent_.back().set_rebuild(request_.has_rebuild());
     WriteOrFinish();
   }
 

@@ -89,9 +89,9 @@ typedef struct pqc_build_options {
  * waits until all rows are indexed, and iterations, seed and train_tokens have no effect, except
  * that a rebuild of a complete one uses them. During a build, steps go on (a flag of pqc_step_begin
  * lets them attend without the index), and rows are stored, which it codes at its end; a fork then
- * has no part of the index. A cancelled or failed build leaves no index, and the last segment stays
- * closed; where the cancellation was too late, the index exists (pqc_sequence_describe:
- * index_count).
+ * has no part of the index. A cancelled or failed build leaves no index, a rebuild the earlier one,
+ * and the last segment stays closed; where the cancellation was too late, the new index exists
+ * (pqc_sequence_describe: index_count, except for a rebuild).
  *
  * When the time runs out after every layer has a usable codebook, the build ends with fewer
  * iterations and returns PQC_OK.
@@ -106,7 +106,8 @@ typedef struct pqc_build_options {
  *                                  yet included, or a call that changes the sequence: repeat later
  *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist
  *         PQC_DEADLINE_EXCEEDED    before every layer had a codebook: repeat with more time
- *         PQC_CANCELLED            the callback returned 0 */
+ *         PQC_CANCELLED            the callback returned 0
+ *         PQC_UNIMPLEMENTED        options.rebuild with a sidecar of an earlier release */
 PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
 
 #ifdef __cplusplus

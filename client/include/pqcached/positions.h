@@ -57,7 +57,7 @@ typedef struct pqc_position_lists {
  * list may be the union of what the heads of a group have selected. The weights are normalised over
  * the list. For the weights of a softmax over all keys of the engine, without renormalisation,
  * multiply the output of each query head by exp(lse - lse_all), and continue with lse_all, which is
- * the log-sum-exp of the head's logits over all keys.
+ * the log-sum-exp of the head's logits over all keys that the engine does not attend to itself.
  *
  * In a step on a GPU, lists->positions and lists->lengths are device memory, and the call returns
  * when the work is launched: see pqc_gpu_step_begin for what differs.

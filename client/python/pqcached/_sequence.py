@@ -246,8 +246,8 @@ class Sequence(AsyncCalls):
         then. rebuild_drift: with rebuild, only if the keys of a segment are farther from their
         centroids than this times the trained ones (mean squared distances); 0 = always.
         progress: called on this thread; returning False ends the build (raises Cancelled), and so
-        does an exception, which is raised again. A build that is ended leaves no trace, unless it
-        had finished already; describe() shows that.
+        does an exception, which is raised again. A build that is ended leaves no trace (a
+        rebuild: the earlier index), unless it had finished already; describe() shows that.
 
         Raises AlreadyExists (built twice; with rebuild_drift, no keys have drifted), Cancelled, Aborted.
         """

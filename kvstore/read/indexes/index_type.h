@@ -161,11 +161,14 @@ class BuiltIndexType : public IndexType {
   virtual size_t DataContentBytes(const IndexDescriptor& index, const LayerShape& shape,
                                   uint32_t slot_capacity, uint32_t slot_count) const = 0;
   // Check the fields that Format... writes, in memory that another process has written, so that no
-  // read leaves the extent. Return the name of the wrong field, or "".
+  // read leaves the extent. The other fields are those of the arguments: `header` may have changed
+  // since they were compared. Return the name of the wrong field, or "".
   virtual std::string CheckCodebook(const CodebookHeader& header, size_t extent_bytes,
+                                    const IndexDescriptor& index,
                                     const LayerShape& shape) const = 0;
   virtual std::string CheckData(const IndexDataHeader& header, size_t extent_bytes,
-                                const LayerShape& shape) const = 0;
+                                const IndexDescriptor& index, const LayerShape& shape,
+                                uint32_t slot_capacity) const = 0;
 
   // Builds.
 

@@ -45,9 +45,10 @@ class PqIndex final : public BuiltIndexType {
   size_t DataContentBytes(const IndexDescriptor& index, const LayerShape& shape,
                           uint32_t slot_capacity, uint32_t slot_count) const override;
   std::string CheckCodebook(const CodebookHeader& header, size_t extent_bytes,
-                            const LayerShape& shape) const override;
+                            const IndexDescriptor& index, const LayerShape& shape) const override;
   std::string CheckData(const IndexDataHeader& header, size_t extent_bytes,
-                        const LayerShape& shape) const override;
+                        const IndexDescriptor& index, const LayerShape& shape,
+                        uint32_t slot_capacity) const override;
   bool HasClosing(const IndexDataHeader& header) const override;
   void CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t slot_end,
                  IndexDataHeader* data) const override;

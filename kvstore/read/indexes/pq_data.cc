@@ -128,12 +128,13 @@ size_t PqIndex::DataContentBytes(const IndexDescriptor& index, const LayerShape&
 }
 
 std::string PqIndex::CheckCodebook(const CodebookHeader& header, size_t extent_bytes,
-                                   const LayerShape& shape) const {
+                                   const IndexDescriptor& index, const LayerShape& shape) const {
   if (!kernels::IsValid(GeometryOf(header)) ||
-      (header.paired_dims != 0 && header.index.layout != SubspaceLayout::kPairs)) {
+      (header.paired_dims != 0 && index.layout != SubspaceLayout::kPairs)) {
     return "paired_dims";
   }
-  const uint64_t content = kernels::CentroidFloats(GeometryOf(header)) * sizeof(float);
+  const uint64_t content =
+      kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float);
   if (!AreasFit(header.centroid_offset_bytes, header.head_stride_bytes, content, shape.kv_heads,
                 sizeof(header), extent_bytes)) {
     return "centroids";
@@ -142,9 +143,9 @@ std::string PqIndex::CheckCodebook(const CodebookHeader& header, size_t extent_b
 }
 
 std::string PqIndex::CheckData(const IndexDataHeader& header, size_t extent_bytes,
-                               const LayerShape& shape) const {
-  const kernels::PqGeometry geometry = GeometryOf(header.index, shape.key_dim);
-  const uint32_t slot_capacity = header.slot_capacity;
+                               const IndexDescriptor& index, const LayerShape& shape,
+                               uint32_t slot_capacity) const {
+  const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
   const uint64_t plane_stride = header.plane_stride_bytes;
   if (plane_stride > extent_bytes || plane_stride < kernels::PlaneStride(slot_capacity) ||
       plane_stride % kernels::kPlaneAlignment != 0) {

@@ -391,6 +391,14 @@ TEST(FailureTest, BuildReportsProgressOnTheCallingThread) {
   EXPECT_EQ(layers, (std::vector<uint32_t>{0, 1, 2, 3}));
 }
 
+// The fake sidecar does not know the field, as one of an earlier release.
+TEST(FailureTest, ARebuildThatTheSidecarDoesNotKnowIsRefused) {
+  Fixture fixture("good");
+  const Status status = fixture.sequence().BuildIndex({.rebuild = true});
+  EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
+  EXPECT_EQ(status.field(), "options.rebuild");
+}
+
 TEST(FailureTest, BuildIsCancelledByItsCallback) {
   Fixture fixture("hang", /*timeout_ms=*/60000);
   int calls = 0;

@@ -1,8 +1,10 @@
 // BuildIndex of an index that exists: what readers see until the new one is done, and what it covers then.
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kvstore/read/indexes/index_types.h"
@@ -113,6 +115,100 @@ TEST(Rebuild, RowsThatComeMeanwhileAreInBothIndexes) {
   sequence.ExpectRowsMatch();
 }
 
+// Writes rows of one layer, as engines do after each layer of a prefill.
+void IngestLayer(TestSequence& sequence, uint32_t layer, uint32_t tokens) {
+  LayerModel& model = sequence.layer(layer);
+  const Floats keys = sequence.RandomKeys(model, tokens);
+  const Floats values = sequence.RandomValues(model, tokens);
+  auto ingest = sequence.store().BeginIngest(kTenant, sequence.id());
+  ASSERT_TRUE(ingest.ok()) << ingest.status();
+  ASSERT_TRUE(
+      (*ingest)
+          ->Write(model.tokens, {.layer = layer, .keys = keys.view(), .values = values.view()})
+          .ok());
+  ASSERT_TRUE((*ingest)->Commit().ok());
+  model.Append(keys, values);
+}
+
+// One layer has rows, and its segments are closed, while the other one lags.
+TEST(Rebuild, RowsOfALayerThatLagsAreCoded) {
+  TestSequence sequence;
+  sequence.Ingest(300);
+  sequence.Build(kIndex, 1);
+  uint32_t asked = 0, reports = 0;
+  const BuildSpec spec{.index = kIndex, .iterations = 2, .rebuild = true, .is_cancelled = [&] {
+                         // After the last report only the rows that came meanwhile are coded.
+                         if (reports == 2 && ++asked == 1) IngestLayer(sequence, 3, 600);
+                         return false;
+                       }};
+  ASSERT_TRUE(sequence.store()
+                  .BuildIndex(kTenant, sequence.id(), spec,
+                              [&](const BuildProgress&) {
+                                if (++reports == 2) IngestLayer(sequence, 1, 600);
+                                return true;
+                              })
+                  .ok());
+  ASSERT_GE(asked, 1u);
+  for (const uint32_t layer : {1u, 3u}) {
+    const LayerModel& model = sequence.layer(layer);
+    ASSERT_EQ(model.tokens, 900u);
+    ExpectNearest(model, kIndex, DecodeKeys(sequence.store(), sequence.id(), model, kIndex),
+                  {0, 900}, {0, 300});
+  }
+  ExpectSelects(sequence);
+}
+
+TEST(Rebuild, OfALiveIndexLetsNewSegmentsBeCodedMeanwhile) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.NewSequence(Live());
+  Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);
+  ASSERT_TRUE(Finish(sequence).ok());
+  WaitIdle(sequence.store());
+  uint32_t reports = 0;
+  ASSERT_TRUE(Rebuild(sequence, [&](const BuildProgress&) {
+                if (reports++ > 0) return true;
+                Add(sequence, 2 * kChunk, 0, 1, /*append=*/false);
+                // The work on codes goes on; that on merges waits for the rebuild.
+                const SteadyTime end = SteadyTime::Now() + absl::Minutes(1);
+                while (SteadyTime::Now() < end) {
+                  const SequenceInfo info = Describe(sequence);
+                  bool ready = true;
+                  for (const LayerInfo& layer : info.layers) {
+                    ready &= layer.index_states.front() == LayerState::kReady;
+                  }
+                  if (ready) return true;
+                  absl::SleepFor(absl::Milliseconds(1));
+                }
+                ADD_FAILURE() << "no codes";
+                return true;
+              }).ok());
+  WaitIdle(sequence.store());
+  ExpectCoded(sequence);
+  ExpectSelects(sequence);
+}
+
+TEST(Rebuild, GivesCodebooksGenerationsThatNoEarlierOneHas) {
+  TestSequence sequence;
+  sequence.Ingest(700);
+  sequence.Build(kIndex, 1);
+  const auto newest = [&] {
+    uint32_t generation = 0;
+    for (const SegmentInfo& segment : Describe(sequence).segments) {
+      generation = std::max(generation, segment.codebook_generations.front());
+    }
+    return generation;
+  };
+  const uint32_t before = newest();
+  ASSERT_TRUE(Rebuild(sequence).ok());
+  for (const SegmentInfo& segment : Describe(sequence).segments) {
+    EXPECT_GT(segment.codebook_generations.front(), before);
+  }
+  sequence.Append(30);
+  ExpectNearest(sequence.layer(3), kIndex,
+                DecodeKeys(sequence.store(), sequence.id(), sequence.layer(3), kIndex), {700, 730},
+                {256, 700});
+}
+
 TEST(Rebuild, ACancelledOrFailedOneLeavesTheEarlierIndex) {
   TestSequence sequence;
   sequence.Ingest(500);
@@ -147,7 +243,13 @@ TEST(Rebuild, ByDriftOnlyWhenKeysHaveDrifted) {
   const absl::Status still = Rebuild(sequence, {}, 3);
   EXPECT_TRUE(absl::IsAlreadyExists(still)) << still;
   EXPECT_EQ(Decoded(sequence), before);
-  Add(sequence, 100, 8, 1, /*append=*/true);
+  Add(sequence, 20, 8, 1, /*append=*/true);  // too few to be measured
+  EXPECT_TRUE(absl::IsAlreadyExists(Rebuild(sequence, {}, 3)));
+  Add(sequence, 200, 8, 1, /*append=*/true);
+  const BuildSpec late{
+      .index = kIndex, .rebuild = true, .rebuild_drift = 3, .deadline = SteadyTime::InfinitePast()};
+  EXPECT_TRUE(
+      absl::IsDeadlineExceeded(sequence.store().BuildIndex(kTenant, sequence.id(), late, {})));
   EXPECT_TRUE(Rebuild(sequence, {}, 3).ok());
   EXPECT_NE(Decoded(sequence), before);
   EXPECT_TRUE(absl::IsAlreadyExists(Rebuild(sequence, {}, 3)));

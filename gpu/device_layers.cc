@@ -190,12 +190,24 @@ Status DeviceSteps::Locate(uint32_t layer, CacheUse cache_use) {
   return staging_ ? staging_->StageMissedRows(stream_, addresses_) : Status{};
 }
 
-// Attends with some query tokens of each item to the rows that Locate has found.
+// Attends with some query tokens of each item, or with logits of all of them, to the rows that
+// Locate has found.
 Status DeviceSteps::AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse,
-                                  const uint32_t* row_ranges) {
+                                  const uint32_t* row_ranges, const StepQueries* logits) {
+  kernels::cuda::GivenLogits given;
+  if (logits != nullptr) {
+    given = {.data = static_cast<const std::byte*>(logits->data),
+             .dtype = logits->dtype,
+             .token_stride = logits->token_stride,
+             .head_stride = logits->head_stride,
+             .row_stride = logits->dim_stride,
+             .seats = tables_.seats(),
+             .kv_heads = options_.kv_heads};
+  }
   return FromKernel(kernels::cuda::AttendRows({.shape = attend_shape(tokens.count),
                                                .scale = options_.scale,
                                                .queries = lane_queries_,
+                                               .logits = given,
                                                .addresses = addresses_,
                                                .address_stride = options_.selected_capacity,
                                                .row_counts = row_counts_,
@@ -223,9 +235,9 @@ Status DeviceSteps::ArrangeOutputs(const QueryTokens& tokens, float* output, flo
 
 // Attends with some query tokens of each item to the rows at their positions.
 Status DeviceSteps::AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output,
-                                 float* lse) {
+                                 float* lse, const StepQueries* logits) {
   RETURN_IF_ERROR(Locate(layer, CacheUse::kCounts));
-  RETURN_IF_ERROR(AttendLocated(tokens, lane_output_, lane_lse_));
+  RETURN_IF_ERROR(AttendLocated(tokens, lane_output_, lane_lse_, nullptr, logits));
   return ArrangeOutputs(tokens, output, lse);
 }
 
@@ -283,6 +295,7 @@ Status DeviceSteps::ArrangeLists(uint32_t layer, const StepLists& lists) {
            .lengths = lists.lengths,
            .list_count = lists.list_count,
            .capacity = lists.capacity,
+           .must_ascend = lists.logits != nullptr,
            .token_capacity = options_.token_capacity,
            .bits = list_bits_,
            .lane_positions = positions_,
@@ -298,7 +311,8 @@ Outcome DeviceSteps::AttendPositions(uint32_t layer, const StepQueries& queries,
                                      const StepLists& lists, float* output, float* lse) {
   return OnDevice(options_.device, [&]() -> Status {
     CaptureId capture;
-    RETURN_IF_ERROR(BeginAttention(layer, queries, output, lse, capture));
+    RETURN_IF_ERROR(
+        BeginAttention(layer, lists.logits ? *lists.logits : queries, output, lse, capture));
     if (lists.list_count != 1 && lists.list_count != options_.kv_heads) {
       return OutOfRange("list_count", lists.list_count, "1 or kv_heads");
     }
@@ -312,9 +326,9 @@ Outcome DeviceSteps::AttendPositions(uint32_t layer, const StepQueries& queries,
     if (lists.lengths != nullptr) {
       RETURN_IF_ERROR(CheckDevicePointer(lists.lengths, "lengths", device_));
     }
-    RETURN_IF_ERROR(ArrangeQueries(queries, AllTokens()));
+    if (!lists.logits) RETURN_IF_ERROR(ArrangeQueries(queries, AllTokens()));
     RETURN_IF_ERROR(ArrangeLists(layer, lists));
-    RETURN_IF_ERROR(AttendTokens(layer, AllTokens(), output, lse));
+    RETURN_IF_ERROR(AttendTokens(layer, AllTokens(), output, lse, lists.logits));
     return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }

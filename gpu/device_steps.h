@@ -121,10 +121,11 @@ class DeviceSteps final : public Steps {
   Status CheckSelects(uint32_t layer) const;
   Status Locate(uint32_t layer, CacheUse cache_use);
   Status AttendLocated(const QueryTokens& tokens, float* lane_output, float* lane_lse,
-                       const uint32_t* row_ranges = nullptr);
+                       const uint32_t* row_ranges = nullptr, const StepQueries* logits = nullptr);
   Status ArrangeOutputs(const QueryTokens& tokens, float* output, float* lse);
   Status AddPart(const QueryTokens& tokens);
-  Status AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output, float* lse);
+  Status AttendTokens(uint32_t layer, const QueryTokens& tokens, float* output, float* lse,
+                      const StepQueries* logits = nullptr);
   Status UpdateCache(uint32_t layer);
   Status UnlockPool();
   void ClearRefused();

@@ -32,7 +32,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 14;
+inline constexpr uint32_t kStepsVersion = 15;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // Tokens of an item, stored or not, whose rows Begin takes from the host for Decode.
@@ -186,6 +186,9 @@ struct StepLists {
   const uint32_t* lengths = nullptr;  // [items, list_count]; null: a list ends before its first -1
   uint32_t list_count = 1;            // 1: one list for all kv heads of an item; or kv_heads
   uint32_t capacity = 0;              // at most selected_capacity
+  // [tokens, kv_heads * group_size, capacity], in place of the queries and the keys: scaled and
+  // softcapped logits of the positions, which must then ascend within a list. Null: none.
+  const StepQueries* logits = nullptr;
 };
 
 // Pages of page_tokens tokens that SelectPages selects, as kernels/cuda/step/pages.h defines them.
@@ -205,7 +208,7 @@ struct StepPages {
 struct StepRefusal {
   enum class Argument : uint32_t {
     kNone,
-    kListPosition,  // negative, or not below row_end of its item
+    kListPosition,  // negative, or not below row_end of its item; or, with logits, the order
     kListLength,    // more than the capacity
     kRange,         // begins behind its end, or ends beyond row_end of its item
     kDecodedKey,    // of Decode: the key of a query token has NaN or infinity

@@ -246,7 +246,8 @@ pqc_status ReportRefused(const GpuState& gpu) {
                 "in layer %u it was more than lists.capacity", layer);
   }
   return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("lists.positions[%llu]", element),
-              "in layer %u it was negative, or not below the end of the rows that the step reads",
+              "in layer %u it was negative, not below the end of the rows that the step reads, or, "
+              "with lists.logits, not above the position before it",
               layer);
 }
 
@@ -392,12 +393,15 @@ pqc_status GpuState::AttendPositions(const LayerCall& call, const pqc_position_l
   }
   uint32_t ordinal = 0;
   RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
-  const gpu::Outcome launched = steps->AttendPositions(ordinal, DeviceQueriesOf(call.queries),
-                                                       {.positions = lists.positions,
-                                                        .lengths = lists.lengths,
-                                                        .list_count = lists.list_count,
-                                                        .capacity = lists.capacity},
-                                                       call.output, call.lse);
+  const gpu::StepQueries queries = DeviceQueriesOf(call.queries);  // or logits
+  const gpu::Outcome launched =
+      steps->AttendPositions(ordinal, queries,
+                             {.positions = lists.positions,
+                              .lengths = lists.lengths,
+                              .list_count = lists.list_count,
+                              .capacity = lists.capacity,
+                              .logits = call.has_logits ? &queries : nullptr},
+                             call.output, call.lse);
   return Report(launched, "gpu");
 }
 

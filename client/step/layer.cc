@@ -84,9 +84,6 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
   RETURN_IF_ERROR(FindLayerOfCall(step, layer));
   LayerCall& call = step->call;
   call.has_logits = true;
-  if (step->gpu) {
-    return Fail(PQC_UNIMPLEMENTED, "lists.logits", "must be NULL in a step on a GPU");
-  }
   return ReadStepQueries(*step, lists.logits, call.shape,
                          {"lists.logits", "lists.capacity", lists.capacity}, &call.queries);
 }

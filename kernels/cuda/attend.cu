@@ -67,7 +67,8 @@ __device__ float ToLogit(const AttendArgs& args, float dot) {
   return logit < -kLargestFloat ? -INFINITY : logit;
 }
 
-template <DType kDType, uint32_t kHeads>
+// kScored: with args.logits.
+template <DType kDType, uint32_t kHeads, bool kScored>
 class AttendBlock {
  public:
   __device__ AttendBlock(const AttendArgs& args, const AttendPlan& plan)
@@ -115,9 +116,14 @@ class AttendBlock {
 
  private:
   __device__ void Begin() {
-    const uint32_t key_dim = args_.shape.key_dim;
-    const float* from = args_.queries + (size_t{lane_} * plan_.head_count + first_head_) * key_dim;
-    for (uint32_t i = threadIdx.x; i < head_count_ * key_dim; i += kThreads) queries_[i] = from[i];
+    if constexpr (!kScored) {
+      const uint32_t key_dim = args_.shape.key_dim;
+      const float* from =
+          args_.queries + (size_t{lane_} * plan_.head_count + first_head_) * key_dim;
+      for (uint32_t i = threadIdx.x; i < head_count_ * key_dim; i += kThreads) {
+        queries_[i] = from[i];
+      }
+    }
     if (threadIdx.x < kHeads) {
       shared_.maxima[threadIdx.x] = -INFINITY;
       shared_.sums[threadIdx.x] = 0.0f;
@@ -130,12 +136,17 @@ class AttendBlock {
     }
   }
 
+  // Returns whether a word of a row is read: with logits not those of the key.
+  __device__ bool Reads(uint32_t word) const {
+    return !kScored || word >= args_.shape.key_dim / Vector16<kDType>::kCount;
+  }
+
   // Loads this thread's words of the tile that begins with row `first` of the lane.
   __device__ void LoadWords(uint32_t first, uint32_t count) {
     const std::byte* const* addresses = args_.addresses + lane_ * args_.address_stride + first;
     PQC_UNROLL
     for (uint32_t i = 0; i < kLoads; ++i) {
-      if (places_[i].row >= count) continue;
+      if (places_[i].row >= count || !Reads(places_[i].word)) continue;
       words_[i] = reinterpret_cast<const uint4*>(addresses[places_[i].row])[places_[i].word];
     }
   }
@@ -143,7 +154,7 @@ class AttendBlock {
   __device__ void StoreWords(uint32_t count) {
     PQC_UNROLL
     for (uint32_t i = 0; i < kLoads; ++i) {
-      if (places_[i].row >= count) continue;
+      if (places_[i].row >= count || !Reads(places_[i].word)) continue;
       tile_[places_[i].row * plan_.tile_row_words + places_[i].word] = words_[i];
     }
   }
@@ -157,11 +168,32 @@ class AttendBlock {
     return row >= range[0] && row < range[1];
   }
 
+  // Reads the logit that is given of a row of the lane.
+  __device__ float GivenLogit(uint32_t head, uint32_t row) const {
+    const GivenLogits& given = args_.logits;
+    const uint32_t group = args_.shape.group_size;
+    const SeatItem& item = given.seats[lane_ / given.kv_heads];
+    const uint32_t token = item.query_begin + (first_head_ + head) / group;
+    const uint32_t query_head = lane_ % given.kv_heads * group + (first_head_ + head) % group;
+    const int64_t element =
+        token * given.token_stride + query_head * given.head_stride + row * given.row_stride;
+    const float logit = LoadFloat(
+        given.dtype, given.data + element * static_cast<int64_t>(ElementBytes(given.dtype)), 0);
+    return logit > kLargestFloat ? kLargestFloat : logit;
+  }
+
   // Scores the tile, which begins with row `first` of the lane: warp w takes heads w, w + kWarps,
   // ...; thread l of a warp takes row l.
   __device__ void ScoreTile(uint32_t first, uint32_t count) {
     const uint32_t row = LaneIndex();
     if (row >= count) return;
+    if constexpr (kScored) {
+      for (uint32_t head = WarpIndex(); head < head_count_; head += kWarps) {
+        shared_.weights[row].of[head] =
+            Attends(head, first + row) ? GivenLogit(head, first + row) : -INFINITY;
+      }
+      return;
+    }
     const uint4* key = tile_ + row * plan_.tile_row_words;
     constexpr uint32_t kPerWord = Vector16<kDType>::kCount;
     for (uint32_t head = WarpIndex(); head < head_count_; head += kWarps) {
@@ -263,9 +295,9 @@ class AttendBlock {
   uint4 words_[kLoads];  // of the next tile
 };
 
-template <DType kDType, uint32_t kHeads>
+template <DType kDType, uint32_t kHeads, bool kScored>
 __global__ void __launch_bounds__(kThreads) AttendKernel(AttendArgs args, AttendPlan plan) {
-  AttendBlock<kDType, kHeads> block(args, plan);
+  AttendBlock<kDType, kHeads, kScored> block(args, plan);
   block.Run();
 }
 
@@ -324,7 +356,7 @@ bool IsValidShape(const AttendShape& shape) {
          shape.split_count <= kMaxSplits;
 }
 
-template <DType kDType, uint32_t kHeads>
+template <DType kDType, uint32_t kHeads, bool kScored>
 KernelStatus LaunchAttend(const AttendArgs& args, AttendPlan plan, Stream stream) {
   const AttendShape& shape = args.shape;
   const uint32_t words = (shape.key_dim + shape.value_dim) * ElementBytes(kDType) / 16;
@@ -337,15 +369,21 @@ KernelStatus LaunchAttend(const AttendArgs& args, AttendPlan plan, Stream stream
   plan.query_begin = TileBegin<kHeads>() + plan.tile_rows * plan.tile_row_words * 16;
   const dim3 blocks(shape.split_count, shape.lane_capacity,
                     (plan.head_count + kHeads - 1) / kHeads);
-  return Launch(AttendKernel<kDType, kHeads>, {blocks, kThreads, plan.query_begin + query_bytes},
-                stream, args, plan);
+  return Launch(AttendKernel<kDType, kHeads, kScored>,
+                {blocks, kThreads, plan.query_begin + query_bytes}, stream, args, plan);
+}
+
+template <DType kDType, bool kScored>
+KernelStatus LaunchForHeads(const AttendArgs& args, const AttendPlan& plan, Stream stream) {
+  if (plan.head_count <= 4) return LaunchAttend<kDType, 4, kScored>(args, plan, stream);
+  if (plan.head_count <= 8) return LaunchAttend<kDType, 8, kScored>(args, plan, stream);
+  return LaunchAttend<kDType, 16, kScored>(args, plan, stream);
 }
 
 template <DType kDType>
-KernelStatus LaunchForHeads(const AttendArgs& args, const AttendPlan& plan, Stream stream) {
-  if (plan.head_count <= 4) return LaunchAttend<kDType, 4>(args, plan, stream);
-  if (plan.head_count <= 8) return LaunchAttend<kDType, 8>(args, plan, stream);
-  return LaunchAttend<kDType, 16>(args, plan, stream);
+KernelStatus LaunchForLogits(const AttendArgs& args, const AttendPlan& plan, Stream stream) {
+  if (args.logits.data != nullptr) return LaunchForHeads<kDType, true>(args, plan, stream);
+  return LaunchForHeads<kDType, false>(args, plan, stream);
 }
 
 }  // namespace
@@ -384,13 +422,13 @@ KernelStatus AttendRows(const AttendArgs& args, Stream stream) {
   KernelStatus status;
   switch (shape.dtype) {
     case DType::kF16:
-      status = LaunchForHeads<DType::kF16>(args, plan, stream);
+      status = LaunchForLogits<DType::kF16>(args, plan, stream);
       break;
     case DType::kBf16:
-      status = LaunchForHeads<DType::kBf16>(args, plan, stream);
+      status = LaunchForLogits<DType::kBf16>(args, plan, stream);
       break;
     case DType::kF32:
-      status = LaunchForHeads<DType::kF32>(args, plan, stream);
+      status = LaunchForLogits<DType::kF32>(args, plan, stream);
       break;
   }
   if (!status.ok() || shape.split_count == 1) return status;

@@ -12,6 +12,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/status.h"
+#include "kernels/cuda/step/seats.h"
 
 namespace pqcached::kernels::cuda {
 
@@ -26,11 +27,25 @@ struct AttendShape {
   uint32_t split_count = 1;    // number of parts that a lane's rows are cut into; 1..1024
 };
 
+// Scaled and softcapped logits of the lanes' rows in a tensor of the engine, [tokens, kv_heads * G,
+// rows], with strides in elements and seats as ArrangeQueries (kernels/cuda/step/seats.h) has them.
+// Logits above the largest float count as the largest float; -infinity leaves a row out.
+struct GivenLogits {
+  const std::byte* data = nullptr;  // aligned for its type; null: there are none
+  DType dtype = DType::kF32;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 1;
+  const SeatItem* seats = nullptr;  // [lane / kv_heads], in device memory
+  uint32_t kv_heads = 1;
+};
+
 struct AttendArgs {
   AttendShape shape;
   float scale = 1.0f;
   float softcap = 0.0f;            // > 0: logit = softcap * tanh(scale * q.k / softcap)
   const float* queries = nullptr;  // [lane, L, G, key_dim]
+  GivenLogits logits = {};         // in place of queries and keys, neither of which is then read
   const std::byte* const* addresses = nullptr;  // [lane, address_stride]: rows, aligned to 16 bytes
   size_t address_stride = 0;
   const uint32_t* row_counts = nullptr;  // [lane], at most row_capacity

@@ -210,11 +210,12 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
  * call it where the engine waits for the step's tokens anyway. Results may be used only when it
  * returns PQC_OK.
  *
- * pqc_step_attend_positions takes queries, output and lse likewise, and lists that an indexer of
- * the engine has left on the device: lists->positions and lists->lengths are device memory, and
- * lists->capacity is at most selected_capacity. Only the device reads them. A position that is
- * negative or not among the rows that the step reads is left out, as is what a length has beyond
- * the capacity; pqc_step_end then returns PQC_INVALID_ARGUMENT with the path of one such element.
+ * pqc_step_attend_positions takes queries or lists->logits, output and lse likewise, and lists that
+ * an indexer of the engine has left on the device: lists->positions and lists->lengths are device
+ * memory, and lists->capacity is at most selected_capacity. Only the device reads them. A position
+ * that is negative, not among the rows that the step reads or, with logits, not above the one
+ * before it is left out, as is what a length has beyond the capacity; pqc_step_end then returns
+ * PQC_INVALID_ARGUMENT with the path of one such element.
  * out->counts must be NULL. A graph keeps the addresses, list_count and capacity of its capture,
  * and reads the contents of the lists at each replay.
  *

@@ -59,8 +59,10 @@ typedef struct pqc_position_lists {
  * multiply the output of each query head by exp(lse - lse_all), and continue with lse_all, which is
  * the log-sum-exp of the head's logits over all keys that the engine does not attend to itself.
  *
- * In a step on a GPU, lists->positions and lists->lengths are device memory, and the call returns
- * when the work is launched: see pqc_gpu_step_begin for what differs.
+ * In a step on a GPU, lists->positions, lists->lengths and lists->logits are device memory, and the
+ * call returns when the work is launched: see pqc_gpu_step_begin for what differs. Logits are not
+ * checked there: one that is NaN makes the output of its query head unspecified, and +infinity
+ * counts as the largest float.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries; lists.list_count, lists.lengths[j];
  *                                  lists.positions[j]: element j of the array is negative, or not
@@ -69,9 +71,8 @@ typedef struct pqc_position_lists {
  *                                  logit is NaN or +infinity
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity; on a GPU lists.capacity
  *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for
- *         PQC_UNIMPLEMENTED        out.counts and lists.logits in a step on a GPU; lists.logits on
- *                                  the remote path with a libpqcached_rpc or a sidecar of an
- *                                  earlier release
+ *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU; lists.logits on the remote path
+ *                                  with a libpqcached_rpc or a sidecar of an earlier release
  *         and those of pqc_step_topk but for the index's */
 PQC_API pqc_status pqc_step_attend_positions(pqc_step* step, uint32_t layer,
                                              const pqc_tensor* queries,

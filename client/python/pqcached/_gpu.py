@@ -13,7 +13,7 @@ from . import _abi as abi
 from ._arguments import member, uint32, uint64
 from ._arrays import ArrayLike, device_floats, device_uint32s, device_uint64s, tensor
 from ._enums import Device, HeadRule, LogBase
-from ._errors import InvalidArgument, Unimplemented
+from ._errors import InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check
 from ._names import TokenNames, pointer_to, row_options
@@ -114,12 +114,10 @@ class GpuStep(Step):
         attend.
 
         The returned counts are empty: only the device knows them. end() raises InvalidArgument when
-        a position or a length was out of range. Raises Unimplemented for logits.
+        a position or a length was out of range, or a list with logits does not ascend.
         """
-        if logits is not None:
-            raise Unimplemented.about("lists.logits", "must be None in a step on a GPU")
-        if queries is None:
-            raise InvalidArgument.about("queries", "must not be None")
+        if logits is None and queries is None:
+            raise InvalidArgument.about("queries", "must not be None without logits")
         if out is None:
             raise InvalidArgument.about("out", "must be arrays on the device in a step on a GPU")
         shape = tuple(getattr(positions, "shape", ()))
@@ -139,7 +137,9 @@ class GpuStep(Step):
             lengths_at, held_lengths = device_uint32s("lengths", lengths, lengths_shape)
             lists.lengths = ctypes.cast(lengths_at, ctypes.POINTER(ctypes.c_uint32))
         attention, held = self._device_attention(layer, out)
-        borrowed = tensor("queries", queries)
+        borrowed = tensor("queries", queries) if logits is None else tensor("lists.logits", logits)
+        if logits is not None:
+            lists.logits = ctypes.pointer(borrowed.c)
         with self._handle as step:
             check(self._library.pqc_step_attend_positions(step, uint32("layer", layer), byref(borrowed.c),
                                                           byref(lists), byref(attention)))

@@ -59,7 +59,9 @@ class ListArranger {
     const size_t first = list_ * args_.capacity;
     for (uint32_t i = threadIdx.x; i < length; i += kThreads) {
       const auto position = static_cast<uint32_t>(args_.lists[first + i]);
-      if (position >= row_end_) {  // also negative numbers
+      const bool ascends =
+          !args_.must_ascend || i == 0 || args_.lists[first + i] > args_.lists[first + i - 1];
+      if (position >= row_end_ || !ascends) {  // also negative numbers
         Refuse(args_.refused_position, first + i);
         continue;
       }

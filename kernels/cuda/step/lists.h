@@ -29,14 +29,16 @@ struct ArrangeListsArgs {
   const uint32_t* lengths = nullptr;  // [item, list_count]; null: a list ends before its first -1
   uint32_t list_count = 1;            // 1 (one list for all kv heads of an item), or kv_heads
   uint32_t capacity = 0;              // elements of a list
-  uint32_t token_capacity = 0;        // at least row_end of every seat
+  bool must_ascend = false;     // an element that is not above the one before it is refused, too
+  uint32_t token_capacity = 0;  // at least row_end of every seat
   // [lane, ListBitWords(token_capacity)], aligned to 16 bytes: all zero, and zero again afterwards.
   uint32_t* bits = nullptr;
-  uint32_t* lane_positions = nullptr;    // [lane, lane_stride], written up to the counts
-  size_t lane_stride = 0;                // at least `capacity`
-  uint32_t* lane_counts = nullptr;       // [lane], overwritten
-  RefusedElement refused_position = {};  // negative, or not below row_end of the item's seat
-  RefusedElement refused_length = {};    // more than `capacity`: the list is read up to that
+  uint32_t* lane_positions = nullptr;  // [lane, lane_stride], written up to the counts
+  size_t lane_stride = 0;              // at least `capacity`
+  uint32_t* lane_counts = nullptr;     // [lane], overwritten
+  // Negative, or not below row_end of the item's seat; or with must_ascend the order.
+  RefusedElement refused_position = {};
+  RefusedElement refused_length = {};  // more than `capacity`: the list is read up to that
 };
 
 // Copies lists to lanes, ascending and without repetitions. Lanes of empty seats get no positions.

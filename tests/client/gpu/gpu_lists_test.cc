@@ -52,6 +52,64 @@ TEST_F(GpuListsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   }
 }
 
+// The keys in the cache are those of another layer: the logits take their place.
+TEST_F(GpuListsTest, WithLogitsOnlyTheValuesAreRead) {
+  const Layer layer(400, 3), other(300, 8), wrong(400, 11);
+  const auto fill = [&](const Layer& rows, uint64_t tokens) {
+    Sequence sequence = Must(cache_.CreateSequence());
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, 0, wrong.keys(0, tokens), rows.values(0, tokens)));
+    }
+    return sequence;
+  };
+  Sequence first = fill(layer, 380), second = fill(other, 290);
+  const StepItem items[] = {{&first, 380, 3}, {&second, 290, 3}};
+  const auto left_out = [](uint32_t head, uint32_t position) { return (head + position) % 3 == 0; };
+  uint32_t seed = 0;
+  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+    for (const uint32_t most : {0u, 1u, 17u, 129u, 400u}) {
+      SCOPED_TRACE(::testing::Message() << list_count << " lists of up to " << most);
+      const PositionsCase one({{&layer, RangeCase(3, 380, 4)}, {&other, RangeCase(3, 290, 5)}},
+                              list_count, most / 2, most, PositionsCase::Order::kAscending, ++seed);
+      const DeviceArray<int32_t> positions(one.positions);
+      const DeviceArray<float> numbers(one.Logits(left_out));
+      const Tensors tensors(one.queries());
+      const Tensor logits =
+          Tensor(SpanOf(numbers), {tensors.tokens, Layer::kQueryHeads, one.capacity}).OnGpu();
+      Step step = Must(gpu_->BeginStep(items, stream_));
+      for (uint32_t number = 0; number < kLayers; ++number) {
+        MustBeOk(step.AttendPositions(
+            number, {},
+            {.positions = SpanOf(positions), .list_count = list_count, .logits = &logits},
+            SpanOf(tensors.output), SpanOf(tensors.lse)));
+        ExpectAttention(tensors.Get(stream_), one.Expected(left_out));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(GpuListsTest, ListsWithLogitsMustAscend) {
+  const Layer layer(320, 3);
+  Sequence sequence = Fill(layer, 300);
+  const Tensors tensors(RangeCase(1, 300, 1).queries);
+  const StepItem items[] = {{&sequence, 300, 1}};
+  const DeviceArray<float> numbers(std::vector<float>(Layer::kQueryHeads * 3));
+  const Tensor logits = Tensor(SpanOf(numbers), {1, Layer::kQueryHeads, 3}).OnGpu();
+  const auto run = [&](const std::vector<int32_t>& list) {
+    const DeviceArray<int32_t> positions(list);
+    Step step = Must(gpu_->BeginStep(items, stream_));
+    MustBeOk(step.AttendPositions(1, {}, {.positions = SpanOf(positions), .logits = &logits},
+                                  SpanOf(tensors.output), SpanOf(tensors.lse)));
+    return step.End(Rows(layer, 300, 301));
+  };
+  Expect(run({7, 9, 8}), PQC_INVALID_ARGUMENT, "lists.positions[2]", "above the position before");
+  Expect(run({7, 7, -1}), PQC_INVALID_ARGUMENT, "lists.positions[1]", "in layer 1");
+  Expect(run({7, 9, 300}), PQC_INVALID_ARGUMENT, "lists.positions[2]");
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 300u) << "a failed step stores no rows";
+  MustBeOk(run({7, 9, -1}));
+}
+
 TEST_F(GpuListsTest, StepsWaitForTheRowsOfEarlierSteps) {
   const Layer layer(330, 3);
   Sequence sequence = Fill(layer, 300);
@@ -122,8 +180,12 @@ TEST_F(GpuListsTest, WhatIsWrongIsRefusedByName) {
   Expect(attend({.positions = SpanOf(many).first(9), .list_count = 3}), PQC_INVALID_ARGUMENT,
          "lists.list_count");
   const Tensor logits = tensors.query();
-  Expect(attend({.positions = SpanOf(many).first(2), .logits = &logits}), PQC_UNIMPLEMENTED,
-         "lists.logits", "must be NULL in a step on a GPU");
+  Expect(attend({.positions = SpanOf(many).first(2), .logits = &logits}), PQC_INVALID_ARGUMENT,
+         "lists.logits.shape", "query_heads, lists.capacity");
+  const std::vector<float> numbers_on_host(Layer::kQueryHeads * 2);
+  const Tensor host_logits(numbers_on_host, {1, Layer::kQueryHeads, 2});
+  Expect(attend({.positions = SpanOf(many).first(2), .logits = &host_logits}), PQC_INVALID_ARGUMENT,
+         "lists.logits.device");
   const std::vector<int32_t> on_host(4, 0);
   Expect(attend({.positions = on_host}), PQC_INVALID_ARGUMENT, "gpu",
          "positions is pageable host memory");

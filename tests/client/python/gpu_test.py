@@ -198,8 +198,14 @@ class GpuTest(DaemonTest):
                     step.attend_positions(1, queries, DeviceArray(np.zeros((2, 9), np.int32)), out=(output, lse))
                 with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
                     step.attend_positions(1, queries, DeviceArray(each))
-                with self.fails(pqcached.Unimplemented, "lists.logits"):
-                    step.attend_positions(1, None, DeviceArray(each), logits=queries, out=(output, lse))
+                with self.fails(pqcached.InvalidArgument, "queries"):
+                    step.attend_positions(1, None, DeviceArray(each), out=(output, lse))
+                chosen = np.array([[3, 7, 50]], np.int32)
+                logits = layer.logits()[None][:, :, chosen[0]].astype(np.float32)
+                step.attend_positions(1, None, DeviceArray(chosen), logits=DeviceArray(logits), out=(output, lse))
+                right_output, right_lse = layer.attend([chosen[0]] * KV_HEADS)
+                np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+                np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
                 step.attend_positions(1, queries, DeviceArray(np.full((1, 3), TOKENS, np.int32)), out=(output, lse))
                 with self.fails(pqcached.InvalidArgument, "lists.positions"):
                     step.end({number: (layer.keys[TOKENS:], layer.values[TOKENS:]) for number in LAYERS})

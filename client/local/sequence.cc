@@ -59,6 +59,8 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image, uint6
     if (status == PQC_OK) return PQC_OK;
     // The failure may be a consequence of the worker's end. Another worker may start in time.
     if (!link->CheckAlive()) continue;
+    // The lease that the call has named may have been revoked since its words were read.
+    if (status == PQC_FAILED_PRECONDITION && revoked() && ++repeats <= kMostRepeats) continue;
     // The call may have been made over a connection to the worker before.
     if (status != PQC_UNAVAILABLE || ++repeats > kMostRepeats) return status;
     std::this_thread::sleep_for(kRepeatPause);

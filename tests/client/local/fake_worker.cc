@@ -78,6 +78,10 @@ class FakeWorker::Host final : public LocalHost {
       --worker_.unavailable_attaches;
       return Fail(PQC_UNAVAILABLE, "", "the connection has broken");
     }
+    if (const auto script = std::exchange(worker_.before_refusal, nullptr)) {
+      script();
+      return Fail(PQC_FAILED_PRECONDITION, "lease.lease_id", "it is revoked");
+    }
     *result = worker_.answer;
     if (const auto script = std::exchange(worker_.during_attach, nullptr)) script();
     return PQC_OK;

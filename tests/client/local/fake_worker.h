@@ -50,12 +50,13 @@ class FakeWorker {
   // Returns the number of owners of the control memory beside the worker.
   long control_users() const { return control_.use_count() - 1; }
 
-  client::AttachAnswer answer;                 // of the next calls of Attach
-  std::function<void()> during_attach;         // runs once, when the answer of Attach is on its way
-  int unavailable_attaches = 0;                // so many calls of Attach get UNAVAILABLE first
-  std::vector<client::LeaseView> attached;     // leases that calls of Attach named
-  std::vector<client::LeaseView> detached;     // leases that calls of Detach named
-  std::atomic<int> connections = 0;            // that are open
+  client::AttachAnswer answer;              // of the next calls of Attach
+  std::function<void()> during_attach;      // runs once, when the answer of Attach is on its way
+  std::function<void()> before_refusal;     // runs once, in a call of Attach that is then refused
+  int unavailable_attaches = 0;             // so many calls of Attach get UNAVAILABLE first
+  std::vector<client::LeaseView> attached;  // leases that calls of Attach named
+  std::vector<client::LeaseView> detached;  // leases that calls of Detach named
+  std::atomic<int> connections = 0;         // that are open
   std::atomic<bool> connection_ended = false;  // as the client sees it
   std::atomic<bool> holds_connection = true;   // some process of the sidecar
 

@@ -146,7 +146,10 @@ class MappedReads final : public ReadBackend {
         return refusal;
       };
       const pqc_status loaded = ReadPinned(sequence, layer.shape, *scratch, &leased, write, &seen);
-      if (!leased) return FailBegunLoad(PQC_OUT_OF_RANGE);  // the lease of the rows is gone
+      if (!leased) {
+        const bool is_first = &layer == item.layers.data();  // nothing is written yet
+        return is_first ? remote_->Load(sequence, item) : FailBegunLoad(PQC_OUT_OF_RANGE);
+      }
       if (loaded != PQC_OK) return FailBegunLoad(loaded);
       RETURN_IF_ERROR(written);
       RETURN_IF_ERROR(item.layer_done());

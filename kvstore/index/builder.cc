@@ -1,10 +1,12 @@
 #include "kvstore/index/builder.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/clock.h"
@@ -19,7 +21,8 @@ namespace {
 
 constexpr uint32_t kMaxBuildIterations = 1000;
 constexpr double kMaxDrift = 1e6;
-constexpr uint32_t kLeastDriftedTokens = 128;  // of a segment whose drift is measured
+constexpr absl::Duration kLastStep = absl::Seconds(10);  // most time for a step of a live index
+constexpr uint32_t kLeastDriftedTokens = 128;            // of a segment whose drift is measured
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   RETURN_IF_ERROR(CheckNeedsBuild(spec.index, "index"));
@@ -184,11 +187,14 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   RETURN_IF_ERROR(sequence->PublishIndex(spec.index, {}));
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
-  const Pause last(live, sequence_id, spec.deadline);
-  if (status.ok() && !last.holds()) {
-    status = DeadlineExceeded("", "the deadline passed while new rows were being coded");
+  std::optional<Pause> last;
+  if (status.ok()) {
+    // The build is done, and its deadline may have passed: one step of the live index may end.
+    last.emplace(live, sequence_id, std::max(spec.deadline, clock() + kLastStep));
+    status = last->holds()
+                 ? build.CatchUp()
+                 : DeadlineExceeded("", "new rows were still being coded at the deadline");
   }
-  if (status.ok()) status = build.CatchUp();
   if (!status.ok()) {
     if (!replaces) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
     return status;

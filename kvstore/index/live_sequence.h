@@ -57,7 +57,9 @@ class LiveSequence {
 
   // Returns an object for the same sequence that begins with the index that it has now.
   std::shared_ptr<LiveSequence> Renewed() const {
-    return std::make_shared<LiveSequence>(cache_, sequence_, spec_);
+    auto renewed = std::make_shared<LiveSequence>(cache_, sequence_, spec_);
+    renewed->next_generation_ = next_generation_;
+    return renewed;
   }
 
  private:

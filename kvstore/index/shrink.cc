@@ -79,9 +79,8 @@ void ShrinkSegments(const Cache& cache, const std::shared_ptr<Sequence>& sequenc
     // While another build begins or a writer appends, the segments that it has read must stay.
     const auto lease = WriteLease::TakeShort(sequence, SteadyTime::Now());
     const auto newest = sequence->Peek();
-    if (!lease.ok() || !newest.ok() ||
-        (*newest)->list->indexes.size() != (*snapshot)->list->indexes.size() ||
-        !Replace(*sequence, *std::move(shrunk)).ok()) {
+    if (!lease.ok() || !newest.ok() || sequence->rebuilding().load() ||
+        (*newest)->list != (*snapshot)->list || !Replace(*sequence, *std::move(shrunk)).ok()) {
       return;
     }
   }

@@ -8,13 +8,23 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Shares the tokens of all these steps from a sequence that holds them; null if there is none.
+constexpr size_t kComparedHolders = 4;  // oldest and newest ones: a common prefix costs no more
+
+// Shares the tokens of all these steps from a sequence that holds them, of several the one with the
+// most indexes; null if there is none.
 std::shared_ptr<const Snapshot> ShareSteps(const Cache& cache, std::span<const PrefixKey> keys) {
-  for (const auto& holder : cache.prefixes->Holders(keys.back())) {
-    auto snapshot = holder->ShareStep(keys.size() - 1, keys.back());
-    if (snapshot != nullptr) return snapshot;
+  std::shared_ptr<const Snapshot> best;
+  const auto holders = cache.prefixes->Holders(keys.back());
+  for (size_t i = 0; i < holders.size(); ++i) {
+    const bool compared = i < kComparedHolders || i + kComparedHolders >= holders.size();
+    if (!compared && best != nullptr) continue;
+    auto snapshot = holders[i]->ShareStep(keys.size() - 1, keys.back());
+    if (snapshot == nullptr) continue;
+    if (best == nullptr || snapshot->list->indexes.size() > best->list->indexes.size()) {
+      best = std::move(snapshot);
+    }
   }
-  return nullptr;
+  return best;
 }
 
 }  // namespace

@@ -132,7 +132,9 @@ typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_pa
  * dtype, where dim is key_dim + value_dim, key_dim or value_dim, as `part` says. out_bytes: room of
  * `out`.
  *
- * Errors: PQC_OUT_OF_RANGE  out_bytes; tokens that are not stored */
+ * Errors: PQC_OUT_OF_RANGE  out_bytes; tokens that are not stored
+ *         PQC_ABORTED       on the remote path, rows of the sequence were removed between the parts
+ *                           of a large answer: repeat the call */
 PQC_API pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
                                     pqc_row_part part, void* out, uint64_t out_bytes);
 /* Copies rows by position: positions [kv_heads, count], in any order; out [kv_heads, count, dim],

@@ -159,7 +159,9 @@ TEST(Rebuild, RowsOfALayerThatLagsAreCoded) {
 }
 
 TEST(Rebuild, OfALiveIndexLetsNewSegmentsBeCodedMeanwhile) {
-  TestSequence sequence(SmallSpec(), LiveOptions());
+  StoreOptions options = LiveOptions();
+  options.threads = 1;  // the report below waits, and may hold no thread that codes need
+  TestSequence sequence(SmallSpec(), options);
   sequence.NewSequence(Live());
   Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());

@@ -118,7 +118,7 @@ struct StoreOptions {
   // Memory of the messages that the caller receives; the store promises it to no cache.
   size_t request_memory_bytes = 0;
   // When a session or a sequence ends, its named tokens remain in steps of 128 as a cached prefix
-  // for later sequences, until they are evicted.
+  // for later sequences, until they are evicted; also by SequenceSpec::retention.
   bool retain = false;
   double max_retained_share = 0.8;  // share of a pool that cached prefixes may use
   EvictionPolicy eviction_policy = EvictionPolicy::kReuse;

@@ -224,6 +224,9 @@ struct TokenNames {
   bool empty() const { return token_ids.empty() && content_keys.empty(); }
 };
 
+// Says whether the named tokens of a sequence remain as a cached prefix when it ends.
+enum class Retention : uint32_t { kByOption = 0, kAlways = 1, kNever = 2 };  // StoreOptions::retain
+
 struct SequenceSpec {
   std::string session;  // owns the sequence: DropSession drops it
   // Names of the prompt, as far as known, for shared prefixes: at most 2^22 ids, or as many content
@@ -237,6 +240,7 @@ struct SequenceSpec {
   // one sequence; at most kMaxGroupKeyBytes. Empty: the sequence is not tied to
   // others.
   std::string group_key = {};
+  Retention retention = Retention::kByOption;  // a fork has that of its parent
 };
 
 struct CreatedSequence {

@@ -298,6 +298,10 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
   if (to->group_key_bytes && !to->group_key) {
     return Fail(PQC_INVALID_ARGUMENT, "options.group_key", "must not be NULL");
   }
+  if (to->retain > 2) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.retain", "%llu, must be 0, 1 or 2",
+                static_cast<unsigned long long>(to->retain));
+  }
   if (to->has_live_index > 1) {
     return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index", "%u, must be 0 or 1",
                 to->has_live_index);

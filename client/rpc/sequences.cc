@@ -40,6 +40,7 @@ pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_finger
     if (options.group_key_bytes > 0) {
       request.set_group_key(options.group_key, options.group_key_bytes);
     }
+    request.set_retention(static_cast<v1::Retention>(options.retain));
     if (options.has_live_index) {
       v1::LiveIndex* live = request.mutable_live_index();
       if (!ToWire(options.index, live->mutable_index())) live->clear_index();

@@ -188,6 +188,7 @@ Sequence::Sequence(uint64_t sequence_id, std::string session, Start start)
     : sequence_id_(sequence_id),
       session_(std::move(session)),
       group_key_(std::move(start.group_key)),
+      retention_(start.retention),
       suspended_(start.suspended),
       record_(std::move(start.record)),
       current_(std::move(start.first)),

@@ -35,6 +35,7 @@
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/holds.h"
 #include "kvstore/sequence/segment.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
 
@@ -163,6 +164,7 @@ class Sequence {
         views;  // other readers' views of its open segment
     // Links it to the sequences of other ranks (share/rank_sequences.h); empty: not linked.
     std::string group_key = {};
+    Retention retention = Retention::kByOption;
   };
   Sequence(uint64_t sequence_id, std::string session, Start start);
   ~Sequence();
@@ -170,6 +172,7 @@ class Sequence {
   uint64_t sequence_id() const { return sequence_id_; }
   const std::string& session() const { return session_; }
   const std::string& group_key() const { return group_key_; }
+  Retention retention() const { return retention_; }
 
   // Returns the newest snapshot. Errors: kNotFound if dropped, kFailedPrecondition if suspended.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Read() const;
@@ -278,6 +281,7 @@ class Sequence {
   const uint64_t sequence_id_;
   const std::string session_;
   const std::string group_key_;
+  const Retention retention_;
   std::atomic<bool> dropped_ = false;
   std::atomic<bool> suspended_ = false;
   mutable Holds holds_;

@@ -102,7 +102,9 @@ void WriteIdentity(RecordTable& table, uint32_t number, const SequenceIdentity& 
   writer.Add(live.seed);
   writer.Add(live.train_tokens);
   writer.Add(live.sink_tokens);
-  if (!identity.group_key.empty()) writer.AddText(identity.group_key);
+  const bool has_retention = identity.retention != Retention::kByOption;
+  if (!identity.group_key.empty() || has_retention) writer.AddText(identity.group_key);
+  if (has_retention) writer.Add(static_cast<uint32_t>(identity.retention));
   table.identities().Commit(number, writer.size_bytes());
 }
 
@@ -124,6 +126,11 @@ std::optional<SequenceIdentity> ReadIdentity(std::span<const std::byte> bytes) {
   if (is_live != 0) identity.live_index = live;
   if (reader.ok() && !reader.done()) identity.group_key = reader.GetText();
   if (identity.group_key.size() > kMaxGroupKeyBytes) return std::nullopt;
+  if (reader.ok() && !reader.done()) {
+    const auto retention = reader.Get<uint32_t>();
+    if (retention > static_cast<uint32_t>(Retention::kNever)) return std::nullopt;
+    identity.retention = static_cast<Retention>(retention);
+  }
   if (!reader.done() || is_live > 1) return std::nullopt;
   return identity;
 }

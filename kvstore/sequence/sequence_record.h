@@ -32,8 +32,9 @@ struct SequenceIdentity {
   std::string session;  // at most kMaxSessionBytes
   PrefixKey root = {};
   std::optional<LiveIndex> live_index;
-  // Limited to kMaxGroupKeyBytes; written after the other fields, and only if it is not empty.
+  // Limited to kMaxGroupKeyBytes; written after the other fields, and only if it or `retention` is.
   std::string group_key = {};
+  Retention retention = Retention::kByOption;  // written after group_key, unless kByOption
 };
 
 // ---- Content of the slots and blocks.

@@ -42,7 +42,8 @@ absl::StatusOr<StoredSequence> Lifecycle::Make(std::shared_ptr<const Cache> cach
                                                            .session = made.session,
                                                            .root = made.root,
                                                            .live_index = made.live_index,
-                                                           .group_key = made.group_key},
+                                                           .group_key = made.group_key,
+                                                           .retention = made.retention},
                                                           *first));
     record = std::move(created);
     names_record = std::make_unique<NamesRecord>(cache->records, record->slot());
@@ -51,7 +52,8 @@ absl::StatusOr<StoredSequence> Lifecycle::Make(std::shared_ptr<const Cache> cach
                                              Sequence::Start{.first = std::move(first),
                                                              .record = std::move(record),
                                                              .views = {},
-                                                             .group_key = made.group_key});
+                                                             .group_key = made.group_key,
+                                                             .retention = made.retention});
   auto names = std::make_shared<NamedTokens>(cache->prefixes, made.root, sequence, token_count,
                                              std::move(names_record));
   absl::Status status = sequence->Watch(names).status();
@@ -108,7 +110,8 @@ absl::StatusOr<CreatedSequence> Lifecycle::Create(const std::shared_ptr<const Ca
                                     .first = std::move(prefix.snapshot),
                                     .root = prefix.root,
                                     .names = NameView(spec),
-                                    .live_index = spec.live_index}),
+                                    .live_index = spec.live_index,
+                                    .retention = spec.retention}),
                         spec.live_index);
 }
 
@@ -126,7 +129,8 @@ absl::StatusOr<CreatedSequence> Lifecycle::CreateGroupMember(
                                  .root = PrefixRoot(cache->tenant, cache->spec, spec.extra_key),
                                  .names = NameView(spec),
                                  .live_index = spec.live_index,
-                                 .group_key = spec.group_key}),
+                                 .group_key = spec.group_key,
+                                 .retention = spec.retention}),
                      spec.live_index);
   if (!created.ok()) return created;
   // If it is not found, its session ended concurrently, and the sequence never becomes a member.
@@ -154,7 +158,8 @@ absl::StatusOr<CreatedSequence> Lifecycle::Fork(const StoredSequence& parent, ui
                                            .first = std::move(first.snapshot),
                                            .root = parent.names->root(),
                                            .names = first.names,
-                                           .live_index = live_index}),
+                                           .live_index = live_index,
+                                           .retention = parent.sequence->retention()}),
                         live_index);
 }
 
@@ -165,7 +170,10 @@ void Lifecycle::Drop(const StoredSequence& stored) {
 }
 
 void Lifecycle::End(const StoredSequence& stored) {
-  if (parts_.options.retain && !stored.retained()) return Retain(stored);
+  const Retention retention = stored.sequence->retention();
+  const bool retain =
+      retention == Retention::kByOption ? parts_.options.retain : retention == Retention::kAlways;
+  if (retain && !stored.retained()) return Retain(stored);
   Drop(stored);
 }
 

@@ -62,6 +62,7 @@ class Lifecycle {
     NameView names = {};
     std::optional<LiveIndex> live_index = {};
     std::string group_key = {};
+    Retention retention = Retention::kByOption;
   };
 
   // Creates a sequence with a group_key.

@@ -420,7 +420,8 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
                                                  .record = std::move(record),
                                                  .suspended = draft.state.suspended != 0,
                                                  .views = std::move(draft.views),
-                                                 .group_key = draft.identity.group_key});
+                                                 .group_key = draft.identity.group_key,
+                                                 .retention = draft.identity.retention});
   sequence->holds().PinUntil(draft.state.pinned_until);
   auto names = std::make_shared<NamedTokens>(cache_.prefixes, draft.identity.root, sequence,
                                              token_count, std::move(draft.names));

@@ -34,6 +34,9 @@ static_assert(static_cast<int>(kvstore::CacheEventKind::kStored) == v1::CACHE_EV
               static_cast<int>(kvstore::CacheEventKind::kRemoved) == v1::CACHE_EVENT_KIND_REMOVED &&
               static_cast<int>(kvstore::CacheEventKind::kCleared) == v1::CACHE_EVENT_KIND_CLEARED);
 
+static_assert(static_cast<int>(kvstore::Retention::kAlways) == v1::RETENTION_ALWAYS &&
+              static_cast<int>(kvstore::Retention::kNever) == v1::RETENTION_NEVER);
+
 absl::Status CheckExtraKey(const std::string& key) {
   if (key.size() <= kMaxExtraKeyBytes) return absl::OkStatus();
   return InvalidArgument("extra_key",
@@ -50,6 +53,11 @@ absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
                              .group_key = request.group_key()};
   RETURN_IF_ERROR(CheckExtraKey(request.extra_key()));
   ASSIGN_OR_RETURN(spec.content_keys, ContentKeysOf(request.content_keys()));
+  if (request.retention() < 0 || request.retention() > v1::RETENTION_NEVER) {
+    return InvalidArgument(
+        "retention", absl::StrCat(static_cast<int>(request.retention()), ", must be a Retention"));
+  }
+  spec.retention = static_cast<kvstore::Retention>(request.retention());
   if (!request.has_live_index()) return spec;
   ASSIGN_OR_RETURN(const kvstore::LiveIndex live, LiveIndexOf(request.live_index(), "live_index"));
   spec.live_index = live;

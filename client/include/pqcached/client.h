@@ -381,20 +381,18 @@ typedef struct pqc_sequence pqc_sequence;
  *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence);
 /* Drops the sequence in the sidecar and closes the handle, whatever the status is. Rows of finished
- * steps that are not stored yet are discarded. With the sidecar's option `retain` its named tokens
- * remain in steps of 128 as a cached prefix until they are evicted. NULL does nothing. Not
- * repeatable: the handle is closed. */
+ * steps that are not stored yet are discarded. With `retain` (pqc_sequence_options) named tokens
+ * remain, in steps of 128, until they are evicted. NULL does nothing. Not repeatable. */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 /* Returns the sidecar's id of the sequence, as pqcachectl prints it; 0 for NULL. Never fails. */
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
 /* Removes the tokens from `token_count` on in all layers, so that `token_count` tokens remain, and
- * their names (pqc_row_options).
- * Removing all tokens removes the indexes too: a live index starts again with the next rows,
- * another one has to be built again. Leases of other clients on the removed tokens are revoked.
+ * their names (pqc_row_options). Removing all tokens removes the indexes too: a live index starts
+ * again with the next rows, another one has to be built again. Leases of other clients on the
+ * removed tokens are revoked.
  *
  * Errors: PQC_INVALID_ARGUMENT  token_count is more than the sequence has
- *         PQC_ABORTED           another call changes the sequence, or a step has it: end it,
- *                               repeat */
+ *         PQC_ABORTED           another call changes the sequence, or a step has it: repeat */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
 
 /* Content key: the engine's name of 128 tokens, for engines that do not know token ids. Keys differ
@@ -441,6 +439,9 @@ typedef struct pqc_sequence_options {
   /* Creation fails with PQC_NOT_FOUND when fewer tokens of the prompt are stored: for an engine
    * that has planned with the answer of pqc_match_prefix. 0 = any number. */
   uint64_t at_least_tokens;
+  /* Named tokens remain as a cached prefix when the sequence, or a fork of it, ends: 1 = always,
+   * 2 = never, 0 = as the sidecar's option `retain` says. Sidecars without this choice take 0. */
+  uint64_t retain;
 } pqc_sequence_options;
 
 /* Creates a sequence with options (NULL = none, as pqc_sequence_create). *token_count (may be NULL)
@@ -461,8 +462,7 @@ PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence
                                             pqc_sequence** sequence, uint64_t* token_count);
 /* Creates a sequence that shares the first `token_count` tokens of `parent` (0 = all), their names
  * and their indexes, copy-on-write: neither sees later changes of the other. A live index continues
- * in both.
- * *child is set on PQC_OK, and NULL otherwise. The client does not repeat the call by itself.
+ * in both. *child is set on PQC_OK, and NULL otherwise. The client does not repeat the call.
  *
  * Errors: PQC_OUT_OF_RANGE        token_count is more than the parent has
  *         PQC_ABORTED             another call changes the parent, or a step has it

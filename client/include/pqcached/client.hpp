@@ -77,6 +77,7 @@ class Cache {
     c.group_key = options.group_key.data();
     c.group_key_bytes = options.group_key.size();
     c.at_least_tokens = options.at_least_tokens;
+    if (options.retain) c.retain = *options.retain ? 1 : 2;
     if (options.live_index) {
       c.has_live_index = 1;
       c.iterations = options.live_index->iterations;

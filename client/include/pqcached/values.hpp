@@ -323,6 +323,8 @@ struct SequenceOptions {
   // Ties the sequence to those of other ranks (pqc_sequence_options); at most 64 bytes.
   std::string group_key = {};
   uint64_t at_least_tokens = 0;  // of a stored prefix, else PQC_NOT_FOUND
+  // Whether named tokens remain as a cached prefix; nothing: as the sidecar's option says.
+  std::optional<bool> retain = {};
 };
 
 // Rows (KV entries) of new tokens in one layer: keys [tokens, kv_heads, key_dim], values [tokens,

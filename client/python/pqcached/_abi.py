@@ -279,6 +279,7 @@ class SequenceOptions(Sized):
         ("content_keys", POINTER(ContentKey)),
         ("content_key_count", c_uint64),
         ("at_least_tokens", c_uint64),
+        ("retain", c_uint64),
     ]
 
 

@@ -205,7 +205,7 @@ class Cache(Closable):
     def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live_index: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
                         sink_tokens: int = 0, group_key: bytes = b"", content_keys: bytes = b"",
-                        at_least_tokens: int = 0) -> "Sequence":
+                        at_least_tokens: int = 0, retain: Optional[bool] = None) -> "Sequence":
         """Creates a sequence.
 
         token_ids: integers [tokens], the known part of the prompt: the sequence begins with their
@@ -226,6 +226,8 @@ class Cache(Closable):
         then close the sequences and use the key again on all ranks.
         at_least_tokens: raises NotFound, and creates nothing, when fewer tokens of the prompt are
         stored, for engines that have planned with the answer of match_prefix.
+        retain: whether named tokens remain as a cached prefix when the sequence, or a fork of it,
+        ends; None: as the sidecar's option `retain` says.
         """
         key, group = key_bytes("extra_key", extra_key), key_bytes("group_key", group_key)
         options = abi.SequenceOptions(
@@ -233,7 +235,8 @@ class Cache(Closable):
             has_live_index=1 if live_index else 0, iterations=uint32("iterations", iterations), index=index.c(),
             seed=uint64("seed", seed), train_tokens=uint64("train_tokens", train_tokens),
             sink_tokens=uint64("sink_tokens", sink_tokens), group_key=group or None, group_key_bytes=len(group),
-            at_least_tokens=uint64("at_least_tokens", at_least_tokens))
+            at_least_tokens=uint64("at_least_tokens", at_least_tokens),
+            retain=0 if retain is None else 1 if retain else 2)
         set_names(options, token_ids, content_keys)
         handle, shared = ctypes.c_void_p(), ctypes.c_uint64()
         with self._handle as cache:

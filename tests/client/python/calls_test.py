@@ -420,6 +420,18 @@ class SharingTest(DaemonTest):
             cache.create_sequence(self.ids, at_least_tokens=matched + 1)
         cache.create_sequence(self.ids, at_least_tokens=matched).close()
 
+    def test_a_sequence_may_leave_no_prefix(self):
+        cache = self.client.open_cache("left", model_fingerprint="1", groups=[group()], capacity_bytes=16 << 20)
+        self.addCleanup(cache.close)
+        for retain in (False, True):
+            sequence = cache.create_sequence(self.ids, retain=retain)
+            sequence.ingest(0, 0, self.layer.keys, self.layer.values)
+            matched = cache.match_prefix(self.ids)
+            self.assertGreaterEqual(matched, 256)
+            sequence.drop()
+            self.assertEqual(cache.match_prefix(self.ids), matched if retain else 0)
+        cache.drop()
+
     def test_admission_and_pins(self):
         cache, sequence = self.filled()
         admission = cache.admit(TOKENS, 16)

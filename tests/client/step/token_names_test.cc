@@ -184,6 +184,27 @@ TEST_P(TokenNamesTest, ForksHaveTheNamesOfTheTokensThatTheyShare) {
   ExpectShared(1000, 384);
 }
 
+TEST_P(TokenNamesTest, ASequenceMayLeaveNoPrefix) {
+  for (const bool retain : {false, true}) {
+    SequenceOptions options;
+    options.prompt.token_ids.assign(ids_.begin(), ids_.begin() + 300);
+    options.retain = retain;
+    Sequence sequence = Must(cache_.CreateSequence(options));
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, 0, layer_.keys(0, 300), layer_.values(0, 300)));
+    }
+    EXPECT_EQ(Match(300), 256u);
+    MustBeOk(sequence.Drop());
+    EXPECT_EQ(Match(300), retain ? 256u : 0u);
+  }
+  pqc_sequence_options options = PQC_INIT(pqc_sequence_options);
+  options.retain = 3;
+  pqc_sequence* sequence = nullptr;
+  EXPECT_EQ(pqc_sequence_create_with(cache_.get(), &options, &sequence, nullptr),
+            PQC_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pqc_last_error()).find("options.retain"), std::string::npos);
+}
+
 TEST_P(TokenNamesTest, APrefixThatWasPlannedWithIsThereOrNothingIsCreated) {
   Sequence sequence = Prompt(300);
   SequenceOptions options;

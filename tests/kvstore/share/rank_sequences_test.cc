@@ -548,7 +548,8 @@ TEST(Holds, WhatIsPinnedIsNotReserved) {
 }
 
 TEST(SequenceIdentity, OlderRecordsHaveNoGroupKey) {
-  const auto read = [](const std::string& group_key, bool rest) {
+  const auto read = [](const std::string& group_key, bool rest,
+                       std::optional<uint32_t> retention = {}) {
     std::vector<std::byte> bytes(480);
     RecordWriter writer(bytes);
     writer.Add(uint64_t{7});
@@ -560,12 +561,18 @@ TEST(SequenceIdentity, OlderRecordsHaveNoGroupKey) {
     writer.Add(uint64_t{0});
     writer.Add(uint32_t{0});
     writer.Add(uint32_t{0});
-    if (!group_key.empty()) writer.AddText(group_key);
+    if (!group_key.empty() || retention) writer.AddText(group_key);
+    if (retention) writer.Add(*retention);
     if (rest) writer.Add(uint8_t{1});
     return ReadIdentity(std::span(bytes).first(writer.size_bytes()));
   };
   EXPECT_EQ(read("", false)->group_key, "");
   EXPECT_EQ(read(std::string("a\0b", 3), false)->group_key, std::string("a\0b", 3));
+  EXPECT_EQ(read("key", false)->retention, Retention::kByOption);
+  EXPECT_EQ(read("key", false, 1)->retention, Retention::kAlways);
+  EXPECT_EQ(read("", false, 2)->retention, Retention::kNever);
+  EXPECT_FALSE(read("", false, 3).has_value());
+  EXPECT_FALSE(read("key", true, 1).has_value());
   EXPECT_FALSE(read("key", true).has_value());
   EXPECT_FALSE(read("", true).has_value());
   EXPECT_FALSE(read(std::string(kMaxGroupKeyBytes + 1, 'k'), false).has_value());

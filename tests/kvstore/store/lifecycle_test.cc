@@ -1,8 +1,12 @@
 #include "kvstore/store/lifecycle.h"
 
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "tests/kvstore/evict/pressure_fixture.h"
+#include "tests/kvstore/memory_keeper.h"
 #include "tests/kvstore/store_parts.h"
 
 namespace pqcached::kvstore {
@@ -88,6 +92,44 @@ TEST(Lifecycle, SequencesOfManyThreadsAreRetainedOnce) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(parts.sequences.RetainedOfCache(parts.cache->cache_id).size(), 1u);
   EXPECT_EQ(parts.sequences.CountOfCache(parts.cache->cache_id), 1u);
+}
+
+TEST(Lifecycle, ASequenceSaysWhetherItsTokensRemain) {
+  for (const bool by_option : {false, true}) {
+    for (const Retention choice : {Retention::kByOption, Retention::kAlways, Retention::kNever}) {
+      SCOPED_TRACE(::testing::Message() << by_option << static_cast<uint32_t>(choice));
+      testing::MemoryKeeper keeper;
+      StoreOptions options = testing::PressureOptions();
+      options.retain = by_option;
+      options.keeper = &keeper;
+      std::optional<testing::PressureStore> shared(std::in_place, 64, options);
+      const auto fill = [&](uint32_t family, const std::string& session) {
+        const std::vector<uint32_t> prompt = testing::Prompt(family, 300);
+        const auto created = shared->store->CreateSequence(
+            testing::kTenant, shared->cache_id,
+            {.session = session, .token_ids = prompt, .retention = choice});
+        EXPECT_TRUE(created.ok()) << created.status();
+        EXPECT_TRUE(testing::IngestContent(*shared->store, created->sequence_id, shared->group, 0,
+                                           testing::ContentOf(prompt))
+                        .ok());
+        return created->sequence_id;
+      };
+      const uint64_t dropped = fill(1, "a"), parent = fill(2, "a"), recovered = fill(3, "a");
+      fill(4, "b");
+      const auto fork = shared->store->ForkSequence(testing::kTenant, parent, 0, "a");
+      ASSERT_TRUE(fork.ok()) << fork.status();
+      shared->Drop(dropped);
+      shared->Drop(parent);
+      shared->Drop(fork->sequence_id);
+      EXPECT_EQ(shared->store->DropSession("b"), 1u);
+      const bool remains =
+          choice == Retention::kByOption ? by_option : choice == Retention::kAlways;
+      EXPECT_EQ(shared->Retained().size(), remains ? 3u : 0u);
+      shared.emplace(64, options);
+      shared->Drop(recovered);
+      EXPECT_EQ(shared->Retained().size(), remains ? 4u : 0u);
+    }
+  }
 }
 
 }  // namespace

@@ -163,8 +163,8 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   return Report(status, error,
                 {{"index", "options.index"},
                  {"iterations", "options.iterations"},
-                 {"rebuild", "options.rebuild"},
                  {"rebuild.drift_ratio", "options.rebuild_drift"},
+                 {"rebuild", "options.rebuild"},
                  {"train_tokens", "options.train_tokens"},
                  {"sink_tokens", "options.sink_tokens"}});
 }

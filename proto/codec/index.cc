@@ -25,7 +25,9 @@ Refusal DecodeTyped(const v1::TypedIndex& message, const std::string& field,
     kvstore::IndexArgument argument{.name = name, .value_name = {}, .number = value.number()};
     if (value.kind_case() == v1::IndexValue::kName) argument.value_name = value.name();
     if (value.kind_case() == v1::IndexValue::KIND_NOT_SET) {
-      return RefuseValue(field + ".parameters[" + name + "]", "missing: number or name");
+      std::string path = field + ".parameters[";
+      path += name;
+      return RefuseValue(path += "]", "missing: number or name");
     }
     arguments.push_back(argument);
   }

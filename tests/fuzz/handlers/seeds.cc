@@ -64,8 +64,8 @@ std::vector<std::string> CallSeeds() {
       CallOf(kAdmit, {1, 1, 0}) + CallOf(kOpenCache, {0}) + CallOf(kInspect, {0, 0}) +
           CallOf(kInspect, {2, 0}) + CallOf(kInspect, {4, 0}),
       CallOf(kInspect, {1, 0}) + CallOf(kInspect, {3, 0}) + CallOf(kInspect, {5, 0}) +
-          CallOf(kInspect, {6, 0}) + CallOf(kInspect, {7, 0}),
-      grow + CallOf(kInspect, {8, 0, 0}),
+          CallOf(kInspect, {6, 0}) + CallOf(kInspect, {7, 0}) + CallOf(kInspect, {8, 0}),
+      grow + CallOf(kInspect, {9, 0, 0}),
       CallOf(kPages, {0, 2, 1, 2, 3, 0}) + CallOf(kPages, {1, 2, 0}) + CallOf(kPages, {2, 3, 0}) +
           CallOf(kPages, {1, 39, 0}),
   };

@@ -524,7 +524,7 @@ TEST_F(BadInput, CacheSpecs) {
   expect([](CacheSpec& s) { s.groups[0].softcap = NAN; }, invalid, "layer_groups[0].softcap");
   expect([](CacheSpec& s) { s.groups[0].kind = LayerKind{5}; }, invalid, "layer_groups[0].kind");
   expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kNone; }, invalid, "layer_groups");
-  expect([](CacheSpec& s) { s.default_index = Pq(16, 3); }, invalid, "default_index.pq.bits");
+  expect([](CacheSpec& s) { s.default_index = Pq(16, 0); }, invalid, "default_index.pq.bits");
   expect([](CacheSpec& s) { s.groups[0].key_dim = 40, s.default_index = Pq(16, 4); }, invalid,
          "default_index.pq.subspaces");
   expect([](CacheSpec& s) { s.capacity_bytes = size_t{2} << 30; }, StatusCode::kResourceExhausted,

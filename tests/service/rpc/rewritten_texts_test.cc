@@ -126,7 +126,7 @@ TEST_F(RewrittenTextsTest, SequencesAndCaches) {
   Refuse(kv, "CreateSequence", &Kv::CreateSequence,
          [&](auto& r) {
            r.set_cache_id(cache_id_);
-           *r.mutable_live_index()->mutable_index() = Pq(2, 3);
+           *r.mutable_live_index()->mutable_index() = Pq(2, 9);
          },
          {invalid, "live_index.index.pq.bits"});
   Refuse(kv, "DropSequence", &Kv::DropSequence, id, {missing, "sequence_id"});

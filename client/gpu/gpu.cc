@@ -11,6 +11,7 @@
 #include "client/base/library.h"
 #include "client/gpu/load.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::client {
 namespace {

@@ -12,6 +12,7 @@
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/rows/gather.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"

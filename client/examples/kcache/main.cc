@@ -150,11 +150,11 @@ int main(int argc, char** argv) {
     least_share = std::min(least_share, share);
     for (uint32_t d = 0; d < kDim; ++d) plain[head * kDim + d] *= share;
   }
+  constexpr uint64_t kRows = kHeads * kTokens;
   std::printf(
       "read %llu of %llu values, with %.0f %% of the attention at least; output[0] = %.4f, "
       "without renormalisation %.4f\n",
-      static_cast<unsigned long long>(selected.rows),
-      static_cast<unsigned long long>(kHeads * kTokens), 100 * least_share, attention.output[0],
-      plain[0]);
+      static_cast<unsigned long long>(selected.rows), static_cast<unsigned long long>(kRows),
+      100 * least_share, attention.output[0], plain[0]);
   return 0;
 }

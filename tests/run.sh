@@ -31,6 +31,7 @@ compiler=
 deploy/install_packages.sh build test $compiler
 python3 tests/skips.py --check
 cmake --preset "$preset" ${PQCACHED_KERNEL_TESTS:+"-DPQCACHED_KERNEL_TESTS=$PQCACHED_KERNEL_TESTS"} \
+  ${PQCACHED_GPU_TESTS:+"-DPQCACHED_GPU_TESTS=$PQCACHED_GPU_TESTS"} \
   ${PQCACHED_RPC:+"-DPQCACHED_RPC=$PQCACHED_RPC" -DPQCACHED_HANDLERS=ON} \
   ${PQCACHED_BUILD_ONCE:+-DCMAKE_DISABLE_PRECOMPILE_HEADERS=OFF -DCMAKE_UNITY_BUILD=ON} >/dev/null
 cmake --build "build/$preset" --target "$target"

@@ -1,5 +1,6 @@
 // BuildIndex of an index that exists: what readers see until the new one is done, and what it covers then.
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -135,7 +136,7 @@ TEST(Rebuild, RowsOfALayerThatLagsAreCoded) {
   TestSequence sequence;
   sequence.Ingest(300);
   sequence.Build(kIndex, 1);
-  uint32_t asked = 0, reports = 0;
+  std::atomic<uint32_t> asked = 0, reports = 0;  // training threads ask while a layer is reported
   const BuildSpec spec{.index = kIndex, .iterations = 2, .rebuild = true, .is_cancelled = [&] {
                          // After the last report only the rows that came meanwhile are coded.
                          if (reports == 2 && ++asked == 1) IngestLayer(sequence, 3, 600);
@@ -148,7 +149,7 @@ TEST(Rebuild, RowsOfALayerThatLagsAreCoded) {
                                 return true;
                               })
                   .ok());
-  ASSERT_GE(asked, 1u);
+  ASSERT_GE(asked.load(), 1u);
   for (const uint32_t layer : {1u, 3u}) {
     const LayerModel& model = sequence.layer(layer);
     ASSERT_EQ(model.tokens, 900u);

@@ -171,11 +171,12 @@ absl::StatusOr<std::vector<SegmentEntry>> SegmentWriter::CreateNext(const Segmen
   const bool in_pieces =
       capacity > 0 && capacity < options.segment_tokens && !options.IsTail(capacity);
   const bool is_known = token_end <= announced_.most && !in_pieces;
-  auto created = Create(first, token_end, is_known ? announced_.most : kMaxSequenceTokens);
-  if (!is_prefill_ || !absl::IsResourceExhausted(created.status())) return created;
+  // Segments double when the end is unknown: an open prefill holds at most twice its rows.
+  const uint32_t most = is_known ? announced_.most : std::max(token_end, 2 * first);
   const uint32_t least = is_known ? std::max(announced_.least, token_end) : token_end;
-  return is_known && least == announced_.most ? std::move(created)
-                                              : Create(first, token_end, least);
+  auto created = Create(first, token_end, most);
+  const bool is_full = is_prefill_ && absl::IsResourceExhausted(created.status());
+  return is_full && least < most ? Create(first, token_end, least) : std::move(created);
 }
 
 absl::Status SegmentWriter::Reserve(uint32_t token_end) {

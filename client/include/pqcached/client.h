@@ -498,10 +498,9 @@ typedef struct pqc_admission {
 } pqc_admission;
 
 /* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
- * found) and `output_token_count` expected tokens fits, with the default index of the handle. The
- * answer is computed as allocation would do it for a prompt whose token ids are known before its
- * rows arrive (a prompt without them may take more: rpc Admit). Nothing is reserved, so a later
- * call may still be refused.
+ * found) and `output_token_count` expected tokens fits, with the default index of the handle and
+ * token ids that are known before the rows (else twice the rows may be taken until the prefill
+ * ends). Nothing is reserved, so a later call may still be refused.
  *
  * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
  *         PQC_UNAVAILABLE   also while the sidecar is draining */

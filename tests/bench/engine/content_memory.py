@@ -5,7 +5,8 @@ content_memory.py BUILD --json FILE: prompts of 1,100, 4,200 and 33,000 tokens, 
 tokens as an engine with chunked prefill does, with layers of the shape of Llama-3-8B (8 kv heads of 128, 4 of the 32 layers).
 
 Rows: used_over_content_1k, _4k and _32k = bytes that the sequence holds in the pool / (rows + codes and lists + codebooks), when the
-sidecar has no work left on it; used_over_content_1k_open: as soon as the prompt is stored, while its prefill is open.
+sidecar has no work left on it; used_over_content_1k_open: as soon as the prompt is stored, while its prefill is open;
+used_over_content_1k_unnamed: the same of a prompt whose tokens have no names.
 used_over_content_1k_cached and _5k_cached: of the cached prefix of 1,024 and 4,992 tokens that is left of a sequence without an index,
 whose names came with its rows.
 """
@@ -45,7 +46,7 @@ def settled(sequence):
     return info
 
 
-def measure(cache, tokens):
+def measure(cache, tokens, named=True):
     random = np.random.default_rng(1)
     rows = random.standard_normal((tokens + DECODED_TOKENS, HEADS, DIM), np.float32).astype(np.float16)
     sequence = cache.create_sequence(token_ids=np.arange(tokens, dtype=np.uint32), live_index=True)
@@ -105,6 +106,9 @@ def main():
                     if suffix and name != "1k":
                         continue
                     rows.append(row(f"used_over_content_{name}{suffix}", ratio, goal, f"rows, codes and codebooks of {tokens} tokens"))
+            tokens, goal = PROMPTS["1k"]
+            rows.append(row("used_over_content_1k_unnamed", measure(cache, tokens, named=False)[0], goal,
+                            f"rows, codes and codebooks of {tokens} tokens"))
             cached = client.open_cache("cached", model_fingerprint="content", groups=[group], capacity_bytes=1 << 30)
             for name, tokens in CACHED.items():
                 rows.append(row(f"used_over_content_{name}_cached", measure_cached(client, cached, tokens), CACHED_GOAL,

@@ -66,20 +66,37 @@ TEST_F(PrefillSegments, ContentKeysAnnounceWholeSteps) {
   EXPECT_THAT(Capacities(id), ElementsAre(384));
 }
 
-TEST_F(PrefillSegments, AreLongWhenTheEndIsUnknown) {
-  const std::vector<uint32_t> ids = Prompt(1, 400);
-  const uint64_t without = shared_.Create().sequence_id;
-  Ingest(without, ContentOf(ids), 0, 300);
-  EXPECT_THAT(Capacities(without), ElementsAre(1024));
-  const uint64_t more =
-      Create({.session = "session", .token_ids = Prompt(1, 256)});  // and then other tokens
-  Ingest(more, ContentOf(ids), 0, 256);
-  Ingest(more, ContentOf(ids), 256, 400);
-  EXPECT_THAT(Capacities(more), ElementsAre(256, 1024));
-  ExpectContent(*shared_.store, more, shared_.group, ContentOf(ids));
+TEST_F(PrefillSegments, DoubleWhenTheEndIsUnknown) {
+  const std::vector<uint32_t> ids = Prompt(1, 3000);
+  const Content content = ContentOf(ids);
+  const uint64_t id = shared_.Create().sequence_id;
+  for (size_t begin = 0; begin < 3000; begin += 100) {
+    Ingest(id, content, begin, begin + 100);
+    uint32_t slots = 0;
+    for (const uint32_t capacity : Capacities(id)) slots += capacity;
+    EXPECT_LE(slots, std::max<size_t>(256, 2 * (begin + 100)));
+  }
+  EXPECT_THAT(Capacities(id), ElementsAre(256, 256, 512, 1024, 1024));
+  ExpectContent(*shared_.store, id, shared_.group, content);
+  const uint64_t more = Create({.session = "session", .token_ids = Prompt(1, 256)});
+  Ingest(more, content, 0, 256);
+  Ingest(more, content, 256, 400);  // not announced
+  EXPECT_THAT(Capacities(more), ElementsAre(256, 256));
 }
 
-TEST_F(PrefillSegments, AreLongWhenTheTokensAreNamedPieceByPiece) {
+TEST_F(PrefillSegments, OfAnUnknownEndFitWhereTheirRowsFit) {
+  PressureStore small(6, Options());  // room for three segments of 256 slots, and not for 512 more
+  const uint64_t id = small.Create().sequence_id;
+  const Content content = ContentOf(Prompt(1, 768));
+  for (const auto& [begin, end] : {std::pair(0u, 512u), std::pair(512u, 768u)}) {
+    const auto part = std::span(content).subspan(begin, end - begin);
+    const auto count = IngestContent(*small.store, id, small.group, begin, part);
+    ASSERT_TRUE(count.ok()) << count.status();
+  }
+  EXPECT_THAT(small.Capacities(id), ElementsAre(256, 256, 256));
+}
+
+TEST_F(PrefillSegments, DoubleWhenTheTokensAreNamedPieceByPiece) {
   const std::vector<uint32_t> ids = Prompt(1, 900);
   const uint64_t id = Create({.session = "session"});
   for (uint32_t begin = 0; begin < 900; begin += 100) {
@@ -88,7 +105,7 @@ TEST_F(PrefillSegments, AreLongWhenTheTokensAreNamedPieceByPiece) {
     ASSERT_TRUE(named.ok()) << named;
     Ingest(id, ContentOf(ids), begin, begin + 100);
   }
-  EXPECT_THAT(Capacities(id), ElementsAre(256, 1024));
+  EXPECT_THAT(Capacities(id), ElementsAre(256, 256, 512));
 }
 
 TEST_F(PrefillSegments, OfANamedPromptThatDoesNotFitHoldNothing) {

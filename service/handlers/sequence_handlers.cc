@@ -260,6 +260,9 @@ absl::StatusOr<EventWatch> SequenceHandlers::BeginWatch(const Caller& caller,
                    .position = {.epoch = request.epoch(), .number = request.number()}};
   RETURN_IF_ERROR(store_.HasEvents(caller.session.tenant, watch.cache_id, watch.position).status());
   ASSIGN_OR_RETURN(watch.seat, event_seats_.Acquire(caller.session.tenant));
+  for (const kvstore::CacheInfo& cache : store_.ListCaches(caller.session.tenant)) {
+    if (cache.cache_id == watch.cache_id) watch.cache = cache.spec.name;
+  }
   return watch;
 }
 
@@ -271,6 +274,9 @@ bool SequenceHandlers::HasEvents(const Caller& caller, const EventWatch& watch) 
 absl::Status SequenceHandlers::ReadEvents(const Caller& caller, EventWatch& watch,
                                           v1::CacheEvents* batch) {
   batch->Clear();
+  batch->set_tenant(caller.session.tenant);
+  batch->set_cache(watch.cache);
+  batch->set_cache_id(watch.cache_id);
   const auto events =
       store_.ReadEvents(caller.session.tenant, watch.cache_id, watch.position, kMaxEventsOfMessage);
   batch->set_epoch(watch.position.epoch);

@@ -24,6 +24,7 @@ class Log;
 // One stream of events. For one thread at a time.
 struct EventWatch {
   uint64_t cache_id = 0;
+  std::string cache = {};  // its name
   kvstore::EventPosition position = {};
   EventSeats::Seat seat = {};
   bool is_dropped = false;  // the cache was dropped, and the stream has sent that

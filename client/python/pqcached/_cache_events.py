@@ -33,7 +33,8 @@ class CacheEvent:
 
     epoch, number: position of the event, for Cache.events. key: of 128 tokens and all tokens before
     them. parent: key of the 128 tokens before, or the root. token_end: tokens up to the end of the
-    key's. The last three are empty for CLEARED.
+    key's. These three are empty for CLEARED. tenant, cache: those of the cache whose events the
+    reader reads.
     """
 
     kind: CacheEventKind
@@ -44,11 +45,11 @@ class CacheEvent:
     token_end: int
 
 
-def _event_of(event: Any) -> CacheEvent:
+def _event_of(event: Any, tenant: str, cache: str) -> CacheEvent:
     kind = CacheEventKind(event.kind)
     is_cleared = kind == CacheEventKind.CLEARED
     return CacheEvent(kind, event.epoch, event.number, b"" if is_cleared else bytes(event.key.bytes),
-                      b"" if is_cleared else bytes(event.parent.bytes), event.token_end)
+                      b"" if is_cleared else bytes(event.parent.bytes), event.token_end, tenant, cache)
 
 
 class CacheEvents(Closable):
@@ -57,7 +58,8 @@ class CacheEvents(Closable):
     Iterating waits for the next event, for as long as it takes.
     """
 
-    def __init__(self, library: Any, client: Handle, events: int) -> None:
+    def __init__(self, library: Any, client: Handle, events: int, tenant: str, cache: str) -> None:
+        self._tenant, self._cache = tenant, cache
         self._library = library
         self._own(Handle("events", events, library.pqc_cache_events_close, client), at_exit=False)
 
@@ -74,7 +76,7 @@ class CacheEvents(Closable):
         out, count = (abi.CacheEvent * max(room, 1))(), ctypes.c_uint32()
         with self._handle as events:
             check(self._library.pqc_cache_events_next(events, timeout, out, room, byref(count)))
-        return [_event_of(event) for event in out[:count.value]]
+        return [_event_of(event, self._tenant, self._cache) for event in out[:count.value]]
 
     def __iter__(self) -> Iterator[CacheEvent]:
         while True:

@@ -57,6 +57,7 @@ class Client(EventSource):
             staging_slot_bytes=uint64("staging_slot_bytes", staging_slot_bytes),
             staging_slot_count=uint32("staging_slot_count", staging_slot_count))
         self._library = library()
+        self._tenant = tenant
         clear_error_text()
         handle = ctypes.c_void_p()
         check(self._library.pqc_client_open(byref(options), byref(handle)))
@@ -330,7 +331,7 @@ class Cache(Closable):
         with self._handle as cache:
             check(self._library.pqc_cache_events_open(cache, first, after, byref(handle)))
         assert handle.value
-        return CacheEvents(self._library, self._handle, handle.value)
+        return CacheEvents(self._library, self._handle, handle.value, self._client._tenant, self._name)
 
     def admit(self, token_count: int, output_token_count: int = 0) -> Admission:
         """Asks whether a request fits: `token_count` prefill tokens that match_prefix has not found,

@@ -46,6 +46,7 @@ class CacheEventsTest(BothPathsTest):
 
             with cache.events() as reader:
                 after, last = picture_of(reader, 5 * number)
+                self.assertEqual((last.tenant, last.cache), ("default", "F32-1-layers"))
                 with cache.create_sequence(ids) as sequence:
                     sequence.ingest(0, 0, layer.keys, layer.values)
                     while not set(expected) <= set(after):

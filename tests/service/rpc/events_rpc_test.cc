@@ -18,7 +18,7 @@ using grpc::StatusCode;
 class Watcher {
  public:
   Watcher(TestClient& client, uint64_t cache_id, uint64_t epoch = 0, uint64_t number = 0)
-      : context_(client.Context()) {
+      : context_(client.Context()), cache_id_(cache_id) {
     v1::WatchEventsRequest request;
     request.set_cache_id(cache_id);
     request.set_epoch(epoch);
@@ -32,6 +32,9 @@ class Watcher {
     if (!reader_->Read(&events)) return false;
     EXPECT_GT(events.events_size(), 0);
     EXPECT_LE(events.events_size(), 256);
+    EXPECT_EQ(events.cache_id(), cache_id_);
+    EXPECT_EQ(events.tenant(), "default");
+    EXPECT_EQ(events.cache(), "cache");
     ++messages_;
     epoch_ = events.epoch();
     for (const v1::CacheEvent& event : events.events()) Apply(event);
@@ -80,6 +83,7 @@ class Watcher {
   }
 
   std::unique_ptr<grpc::ClientContext> context_;
+  uint64_t cache_id_ = 0;
   std::unique_ptr<grpc::ClientReader<v1::CacheEvents>> reader_;
   std::map<std::string, std::string> parents_;
   uint64_t epoch_ = 0;

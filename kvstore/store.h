@@ -380,8 +380,8 @@ class Store {
   //         kCancelled           `progress` returned false, or `is_cancelled` true
   //
   // With spec.rebuild, an index that exists is replaced when the new one is done: readers use the
-  // earlier one until then, and keep it when the build fails. kAlreadyExists: no keys have drifted
-  // by spec.rebuild_drift.
+  // earlier one until then, and keep it when the build fails. kAlreadyExists: no condition of the
+  // rebuild is met.
   virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                   const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;

@@ -120,6 +120,9 @@ pqc_status CheckRebuild(const pqc_build_options& options) {
   if (options.rebuild == 0 && options.rebuild_drift != 0) {
     return Fail(PQC_INVALID_ARGUMENT, "options.rebuild_drift", "only with rebuild");
   }
+  if (options.rebuild == 0 && options.rebuild_tokens != 0) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.rebuild_tokens", "only with rebuild");
+  }
   return PQC_OK;
 }
 
@@ -164,6 +167,7 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
                 {{"index", "options.index"},
                  {"iterations", "options.iterations"},
                  {"rebuild.drift_ratio", "options.rebuild_drift"},
+                 {"rebuild.new_tokens", "options.rebuild_tokens"},
                  {"rebuild", "options.rebuild"},
                  {"train_tokens", "options.train_tokens"},
                  {"sink_tokens", "options.sink_tokens"}});

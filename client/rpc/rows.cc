@@ -216,7 +216,10 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     request.set_seed(options.seed);
     request.set_train_tokens(options.train_tokens);
     request.set_sink_tokens(options.sink_tokens);
-    if (options.rebuild) request.mutable_rebuild()->set_drift_ratio(options.rebuild_drift);
+    if (options.rebuild) {
+      request.mutable_rebuild()->set_drift_ratio(options.rebuild_drift);
+      request.mutable_rebuild()->set_new_tokens(options.rebuild_tokens);
+    }
 
     const std::chrono::milliseconds timeout =
         options.timeout_ms ? std::chrono::milliseconds(options.timeout_ms) : kLongestBuild;
@@ -242,7 +245,7 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     if (cancelled && status.error_code() == grpc::StatusCode::CANCELLED) {
       return {status.error_code(), "the progress callback cancelled the build"};
     }
-    // A sidecar that knows rebuilds names the drift in its refusal.
+    // A sidecar that knows rebuilds names the condition in its refusal.
     const bool exists =
         status.error_code() == grpc::StatusCode::ALREADY_EXISTS && FieldOf(status) == "index";
     if (!knows_rebuild && (exists || (status.ok() && reported))) {

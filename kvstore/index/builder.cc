@@ -153,9 +153,16 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   const auto live_spec = live.SpecOf(sequence->sequence_id());
   const bool is_live = live_spec.has_value() && live_spec->index == spec.index;
   if (is_live && !replaces) {
+    // A call that finds the index complete trains nothing, unless it is the first one.
+    const bool was_ready =
+        IsReady(*base->list, spec.index) && sequence->BuiltTokens(spec.index) > 0;
     RETURN_IF_ERROR(ClosePrefill(cache, spec.index, lease));
+    if (!was_ready) sequence->BeginBuild(spec.index, base->token_count());
     { const WriteLease done = std::move(lease); }  // lets writers append again
-    return live.Finish(cache, *sequence, spec, progress);
+    if (was_ready) return live.Finish(cache, *sequence, spec, progress);  // nothing is trained
+    const absl::Status finished = live.Finish(cache, *sequence, spec, progress);
+    sequence->EndBuild(spec.index, finished.ok());
+    return finished;
   }
   RETURN_IF_ERROR(CheckSequence(cache, *base, spec));
   std::optional<Rebuilding> rebuilding;
@@ -185,6 +192,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   RETURN_IF_ERROR(build.Allocate());
   RETURN_IF_ERROR(sequence->CloseActiveSegment());
   RETURN_IF_ERROR(sequence->PublishIndex(spec.index, {}));
+  sequence->BeginBuild(spec.index, quiet->token_count());
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
   std::optional<Pause> last;
@@ -195,6 +203,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
                  ? build.CatchUp()
                  : DeadlineExceeded("", "new rows were still being coded at the deadline");
   }
+  sequence->EndBuild(spec.index, status.ok());
   if (!status.ok()) {
     if (!replaces) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
     return status;
@@ -207,18 +216,31 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
 
 absl::Status CheckRebuildDue(const Cache& cache, const Sequence& sequence, const BuildSpec& spec,
                              const BuildClock& clock) {
-  if (!spec.rebuild || spec.rebuild_drift == 0) return absl::OkStatus();
+  if (!spec.rebuild || (spec.rebuild_drift == 0 && spec.rebuild_tokens == 0)) {
+    return absl::OkStatus();
+  }
   RETURN_IF_ERROR(CheckSpec(cache, spec));
   ASSIGN_OR_RETURN(const auto base, sequence.Read());
   if (!IsReady(*base->list, spec.index)) return absl::OkStatus();
-  RETURN_IF_ERROR(VerifyList(cache, *base->list));
-  for (const SegmentEntry& entry : base->list->segments) {
-    ASSIGN_OR_RETURN(const bool drifted, IsDrifted(cache, *base, spec, entry, clock));
-    if (drifted) return absl::OkStatus();
+  const uint64_t new_tokens =
+      base->token_count() - std::min(base->token_count(), sequence.BuiltTokens(spec.index));
+  if (spec.rebuild_tokens > 0 && new_tokens >= spec.rebuild_tokens) return absl::OkStatus();
+  if (spec.rebuild_drift > 0) {
+    RETURN_IF_ERROR(VerifyList(cache, *base->list));
+    for (const SegmentEntry& entry : base->list->segments) {
+      ASSIGN_OR_RETURN(const bool drifted, IsDrifted(cache, *base, spec, entry, clock));
+      if (drifted) return absl::OkStatus();
+    }
   }
-  return AlreadyExists("rebuild.drift_ratio",
-                       absl::StrCat("the sequence has index ", NameOf(spec.index),
-                                    ", and no keys have drifted by ", spec.rebuild_drift));
+  const std::string drift = spec.rebuild_drift > 0
+                                ? absl::StrCat(", and no keys have drifted by ", spec.rebuild_drift)
+                                : std::string();
+  const std::string tokens =
+      spec.rebuild_tokens > 0
+          ? absl::StrCat(", and ", new_tokens, " tokens are new, fewer than ", spec.rebuild_tokens)
+          : std::string();
+  return AlreadyExists(spec.rebuild_drift > 0 ? "rebuild.drift_ratio" : "rebuild.new_tokens",
+                       absl::StrCat("the sequence has index ", NameOf(spec.index), drift, tokens));
 }
 
 absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,

@@ -348,6 +348,13 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
   ASSIGN_OR_RETURN(auto base, Read());
   std::vector<uint32_t> layer_tokens(base->layer_tokens.size(), token_count);
   if (layer_tokens == base->layer_tokens) return absl::OkStatus();
+  {
+    const MutexLock state_lock(&mutex_);
+    for (BuiltIndex& built : built_) {
+      built.tokens = std::min(built.tokens, token_count);
+      built.building = std::min(built.building, token_count);
+    }
+  }
   bool left = false;
   for (const auto& watcher : *watchers()) {
     if (watcher->OnTruncate(token_count, own_lease)) left = true;
@@ -366,6 +373,32 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
     CutAt(token_count, list.segments);
     return absl::OkStatus();
   });
+}
+
+Sequence::BuiltIndex& Sequence::BuiltOf(const IndexDescriptor& index) {
+  const auto found = std::find_if(built_.begin(), built_.end(),
+                                  [&](const BuiltIndex& built) { return built.index == index; });
+  return found != built_.end() ? *found : built_.emplace_back(BuiltIndex{.index = index});
+}
+
+void Sequence::BeginBuild(const IndexDescriptor& index, uint32_t token_count) {
+  const MutexLock lock(&mutex_);
+  BuiltOf(index).building = token_count;
+}
+
+void Sequence::EndBuild(const IndexDescriptor& index, bool is_done) {
+  const MutexLock lock(&mutex_);
+  BuiltIndex& built = BuiltOf(index);
+  if (is_done) built.tokens = built.building;
+  built.building = 0;
+}
+
+uint32_t Sequence::BuiltTokens(const IndexDescriptor& index) const {
+  const MutexLock lock(&mutex_);
+  for (const BuiltIndex& built : built_) {
+    if (built.index == index) return built.tokens;
+  }
+  return 0;
 }
 
 absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,

@@ -258,6 +258,14 @@ class Sequence {
   // A build that replaces an index sets it while it is in progress.
   std::atomic<bool>& rebuilding() const { return rebuilding_; }
 
+  // Record the tokens that a build of an index covers, from its begin to its end; tokens that are
+  // removed during the build do not count.
+  void BeginBuild(const IndexDescriptor& index, uint32_t token_count);
+  void EndBuild(const IndexDescriptor& index, bool is_done);
+  // Returns the number of tokens, of those that are still there, that the last recorded build of an
+  // index covered; 0 if none is recorded, as in a process that has recovered the sequence.
+  uint32_t BuiltTokens(const IndexDescriptor& index) const;
+
   // A writer in progress holds the sequence; other users that need it to stay hold it themselves.
   Holds& holds() const { return holds_; }
 
@@ -298,6 +306,13 @@ class Sequence {
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool short_ ABSL_GUARDED_BY(mutex_) = false;  // the current writer began with BeginShortWrite
   CondVar writer_done_;
+  struct BuiltIndex {
+    IndexDescriptor index;
+    uint32_t tokens = 0;    // of the last build
+    uint32_t building = 0;  // of the build in progress
+  };
+  BuiltIndex& BuiltOf(const IndexDescriptor& index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<BuiltIndex> built_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The exclusive right to write to a sequence, while it lives.

@@ -316,6 +316,7 @@ absl::StatusOr<kvstore::RowPart> RowPartOf(v1::RowPart part, const std::string& 
 
 absl::StatusOr<std::vector<uint32_t>> PositionsOf(
     uint32_t count, const google::protobuf::RepeatedField<uint32_t>& positions,
+  spec.rebuild_tokens = request.rebuild().new_tokens();
     const std::string& field) {
   if (count == 0) return InvalidArgument(field + ".count", "0, must be at least 1");
   if (positions.empty() || static_cast<uint32_t>(positions.size()) % count != 0) {

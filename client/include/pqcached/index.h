@@ -78,12 +78,18 @@ typedef struct pqc_build_options {
    * (of other clients with mapped memory, until the next row), and keep it when the build fails.
    * 0: PQC_ALREADY_EXISTS */
   uint32_t rebuild;
-  /* 0: `rebuild` always does. Otherwise it does only if the keys of a segment in a layer are
-   * farther from their centroids than this times the keys that the codebook was trained on (mean
-   * squared distances; 1.25 is what live indexes use), else PQC_ALREADY_EXISTS. At most 1000000. */
+  /* Conditions of `rebuild`, of which one that is met suffices, else PQC_ALREADY_EXISTS; 0 = no
+   * condition of this kind, and with none at all it is always done. The first is met if the keys
+   * of a segment in a layer are farther from their centroids than this times the keys that the
+   * codebook was trained on (mean squared distances; 1.25 is what live indexes use). At most
+   * 1000000. */
   double rebuild_drift;
 } pqc_build_options;
 
+  /* Met if the sequence has at least so many tokens that it did not have at the last build of the
+   * index. Of an index that an earlier worker, or a build of another sequence, has built, and of a
+   * live one that no call has built, all tokens count. */
+  uint64_t rebuild_tokens;
 /* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
  * rows of all layers. Returns when the index is complete. With a live index of the same kind it
  * waits until all rows are indexed, and iterations, seed and train_tokens have no effect, except
@@ -100,8 +106,8 @@ typedef struct pqc_build_options {
  *         PQC_FAILED_PRECONDITION  no tokens, or layers with different token counts (the message
  *                                  names the layer): ingest the missing rows first; or the cache
  *                                  has no layers of kind PQC_LAYERS_SELECTED: nothing to build
- *         PQC_ALREADY_EXISTS       the sequence has this index, and `rebuild` is 0 or no keys have
- *                                  drifted: nothing to do
+ *         PQC_ALREADY_EXISTS       the sequence has this index, and `rebuild` is 0 or no condition
+ *                                  of it is met: nothing to do
  *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
  *                                  yet included, or a call that changes the sequence: repeat later
  *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist

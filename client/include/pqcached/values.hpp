@@ -354,8 +354,10 @@ struct BuildOptions {
   uint64_t train_tokens = 0;
   uint64_t sink_tokens = 0;
   uint32_t timeout_ms = 0;
-  bool rebuild = false;      // replaces an index that exists when the new one is done
-  double rebuild_drift = 0;  // with rebuild: only if keys have drifted by this ratio; 0 = always
+  bool rebuild = false;  // replaces an index that exists when the new one is done
+  // Conditions of rebuild; 0 = none: keys that have drifted by this ratio, or so many new tokens.
+  double rebuild_drift = 0;
+  uint64_t rebuild_tokens = 0;
   // Called on the calling thread after each codebook; returns false to cancel; must not throw.
   std::function<bool(const pqc_build_progress&)> progress = {};
 };
@@ -374,6 +376,7 @@ inline pqc_build_options BuildOptionsToC(const BuildOptions& options) {
   if (options.progress) {
     c.callback = [](void* context, const pqc_build_progress* progress) {
       return static_cast<const BuildOptions*>(context)->progress(*progress) ? 1 : 0;
+  c.rebuild_tokens = options.rebuild_tokens;
     };
     c.callback_context = const_cast<BuildOptions*>(&options);
   }

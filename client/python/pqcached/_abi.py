@@ -362,6 +362,7 @@ class BuildOptions(Sized):
 
 
 class RowOptions(Sized):
+        ("rebuild_tokens", c_uint64),
     _fields_ = [
         ("struct_size", c_size_t),
         ("names_begin", c_uint64),

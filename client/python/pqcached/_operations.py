@@ -311,10 +311,10 @@ class AsyncCalls(Closable):
         await self._operations.run(begin, held)
 
     async def build_index_async(self, index: Index = Index(), *, iterations: int = 0, seed: int = 0,
-                                train_tokens: int = 0, sink_tokens: int = 0, timeout_ms: int = 0, rebuild: bool = False, rebuild_drift: float = 0.0,
+                                train_tokens: int = 0, sink_tokens: int = 0, timeout_ms: int = 0, rebuild: bool = False, rebuild_drift: float = 0.0, rebuild_tokens: int = 0,
                                 progress: Optional[Callable[[BuildProgress], Optional[bool]]] = None) -> None:
         """Like build_index(); progress is called on a thread of the library."""
-        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, rebuild, rebuild_drift, progress)
+        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, rebuild, rebuild_drift, rebuild_tokens, progress)
 
         def begin(operation: Any) -> int:
             with self._handle as sequence:
@@ -324,7 +324,7 @@ class AsyncCalls(Closable):
 
 
 def build_options(index: Index, iterations: int, seed: int, train_tokens: int, sink_tokens: int, timeout_ms: int,
-                  rebuild: bool, rebuild_drift: float, progress: Optional[Callable[[BuildProgress], Optional[bool]]]) -> Tuple[Any, List[BaseException]]:
+                  rebuild: bool, rebuild_drift: float, rebuild_tokens: int, progress: Optional[Callable[[BuildProgress], Optional[bool]]]) -> Tuple[Any, List[BaseException]]:
     """Returns the options of a build, and the list that receives an exception of `progress`, which
     ends the build.
     """
@@ -344,7 +344,8 @@ def build_options(index: Index, iterations: int, seed: int, train_tokens: int, s
     options = abi.BuildOptions(
         index=index.c(), iterations=uint32("iterations", iterations), seed=uint64("seed", seed),
         train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens),
-        timeout_ms=uint32("timeout_ms", timeout_ms), rebuild=bool(rebuild), rebuild_drift=float(rebuild_drift))
+        timeout_ms=uint32("timeout_ms", timeout_ms), rebuild=bool(rebuild), rebuild_drift=float(rebuild_drift),
+        rebuild_tokens=uint64("rebuild_tokens", rebuild_tokens))
     if progress is not None:
         options.callback = abi.BuildCallback(call)
     return options, raised

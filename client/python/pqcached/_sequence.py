@@ -235,7 +235,7 @@ class Sequence(AsyncCalls):
     # ---- Index
 
     def build_index(self, index: Index = Index(), *, iterations: int = 0, seed: int = 0, train_tokens: int = 0,
-                    sink_tokens: int = 0, timeout_ms: int = 0, rebuild: bool = False, rebuild_drift: float = 0.0,
+                    sink_tokens: int = 0, timeout_ms: int = 0, rebuild: bool = False, rebuild_drift: float = 0.0, rebuild_tokens: int = 0,
                     progress: Optional[Callable[[BuildProgress], Optional[bool]]] = None) -> None:
         """Ends the prefill and builds the index of all layers.
 
@@ -243,15 +243,16 @@ class Sequence(AsyncCalls):
         train_tokens: sample per codebook generation; 0 = all. sink_tokens: first tokens that are
         not used for training. timeout_ms: 0 = the sidecar's limit.
         rebuild: replaces an index that exists when the new one is done; steps use the earlier one until
-        then. rebuild_drift: with rebuild, only if the keys of a segment are farther from their
-        centroids than this times the trained ones (mean squared distances); 0 = always.
+        then. rebuild_drift, rebuild_tokens: conditions of rebuild, of which one that is met suffices;
+        0 = none: the keys of a segment are farther from their centroids than this times the trained
+        ones (mean squared distances); so many tokens are new since the last build.
         progress: called on this thread; returning False ends the build (raises Cancelled), and so
         does an exception, which is raised again. A build that is ended leaves no trace (a
         rebuild: the earlier index), unless it had finished already; describe() shows that.
 
-        Raises AlreadyExists (built twice; with rebuild_drift, no keys have drifted), Cancelled, Aborted.
+        Raises AlreadyExists (built twice; no condition of rebuild is met), Cancelled, Aborted.
         """
-        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, rebuild, rebuild_drift, progress)
+        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, rebuild, rebuild_drift, rebuild_tokens, progress)
         with self._handle as sequence:
             status = self._library.pqc_build_index(sequence, byref(options))
             if not raised:

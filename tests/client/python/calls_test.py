@@ -278,6 +278,10 @@ class CallsTest(DaemonTest):
         layers = range(8)
         for error in (ZeroDivisionError, KeyboardInterrupt):
             sequence = self.cache(layers=layers).create_sequence()
+        with self.fails(pqcached.AlreadyExists, "0 tokens are new, fewer than 1"):
+            sequence.build_index(index, rebuild=True, rebuild_tokens=1)
+        with self.fails(pqcached.InvalidArgument, "options.rebuild_tokens"):
+            sequence.build_index(index, rebuild_tokens=1)
             for layer in layers:
                 sequence.ingest(layer, 0, self.layer.keys, self.layer.values)
 

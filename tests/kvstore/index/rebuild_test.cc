@@ -262,6 +262,48 @@ TEST(Rebuild, ByDriftOnlyWhenKeysHaveDrifted) {
 }
 
 TEST(Rebuild, ALiveIndexGoesOnWithTheNewCodebooks) {
+absl::Status RebuildAfter(TestSequence& sequence, uint64_t new_tokens, double drift = 0) {
+  const BuildSpec spec{.index = kIndex,
+                       .iterations = 6,
+                       .seed = 3,
+                       .rebuild = true,
+                       .rebuild_drift = drift,
+                       .rebuild_tokens = new_tokens};
+  return sequence.store().BuildIndex(kTenant, sequence.id(), spec, {});
+}
+
+TEST(Rebuild, ByTokensOnlyWhenSoManyAreNew) {
+  TestSequence sequence;
+  Add(sequence, 300, 0, 1, /*append=*/false);
+  sequence.Build(kIndex, 6);
+  Add(sequence, 99, 0, 1, /*append=*/true);
+  const std::vector<float> before = Decoded(sequence);
+  const absl::Status still = RebuildAfter(sequence, 100);
+  EXPECT_TRUE(absl::IsAlreadyExists(still)) << still;
+  EXPECT_THAT(still.message(), ::testing::HasSubstr("99 tokens are new, fewer than 100"));
+  EXPECT_EQ(Decoded(sequence), before);
+  EXPECT_TRUE(absl::IsAlreadyExists(RebuildAfter(sequence, 100, 1e5)));
+  EXPECT_TRUE(RebuildAfter(sequence, 99, 1e5).ok()) << "one of two conditions";
+  EXPECT_TRUE(absl::IsAlreadyExists(RebuildAfter(sequence, 1)));
+  // Tokens that take the place of others are new.
+  sequence.Truncate(350);
+  EXPECT_TRUE(absl::IsAlreadyExists(RebuildAfter(sequence, 1)));
+  Add(sequence, 40, 0, 1, /*append=*/true);
+  EXPECT_TRUE(RebuildAfter(sequence, 40).ok());
+}
+
+TEST(Rebuild, ByTokensOfALiveIndexCountsFromItsLastBuild) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.NewSequence(Live());
+  Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);
+  ASSERT_TRUE(Finish(sequence).ok());
+  WaitIdle(sequence.store());
+  EXPECT_TRUE(absl::IsAlreadyExists(RebuildAfter(sequence, kTail)));
+  Add(sequence, kTail, 0, 1, /*append=*/true);
+  EXPECT_TRUE(RebuildAfter(sequence, kTail).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(RebuildAfter(sequence, kTail)));
+}
+
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);

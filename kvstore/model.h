@@ -73,6 +73,20 @@ struct Rank {
 enum class CacheKind : uint8_t { kRows = 0, kPages = 1 };
 
 // A page cache has only name, capacity_bytes, quota_bytes and `kind`.
+// Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache, SIGMOD 2025,
+// section 3.3, equation 2); the layer's keys may be clustered in this time. All 0: not known.
+struct PrefillCost {
+  double seconds_per_token_squared = 0;
+  double seconds_per_token = 0;
+  double seconds = 0;
+};
+
+// An engine's report of that time.
+struct PrefillReport {
+  bool measured = false;  // from the arrival of the chunks of prefills; `cost` is then all 0
+  PrefillCost cost = {};
+};
+
 struct CacheSpec {
   std::string name;  // 1..128 bytes
   // 1..256 bytes; identifies everything that changes K and V: weights revision, RoPE scaling,
@@ -89,6 +103,9 @@ struct CacheSpec {
   bool grows = false;
   CacheKind kind = CacheKind::kRows;
 };
+  // None: that of StoreOptions, or the one that an open cache has. Not part of a cache's identity,
+  // and forgotten when the process ends.
+  std::optional<PrefillReport> prefill = {};
 
 // Returns the spec of the cache that is made: with capacity_bytes 0, it may grow to `most_bytes`.
 CacheSpec ResolveCapacity(CacheSpec spec, size_t most_bytes);

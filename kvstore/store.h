@@ -102,7 +102,7 @@ struct StoreOptions {
   // Rows that are stored already are compared with those of a call that repeats them; the call is
   // kInvalidArgument when they differ. Otherwise the repeated rows are not read.
   bool compare_repeats = false;
-  PrefillCost prefill_cost;  // reported by the engine, or configured
+  PrefillCost prefill_cost;  // of caches whose engines report none
   std::string cost_file;     // file of the measured costs of builds; empty = none
   // Called from a thread of the store when work on a live index has failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> on_live_index_failure;

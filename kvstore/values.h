@@ -31,15 +31,6 @@ namespace pqcached::kvstore {
 inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // longest ttl of PinSequence
 inline constexpr size_t kMaxGroupKeyBytes = 64;                  // of SequenceSpec::group_key
 
-// Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache,
-// SIGMOD 2025, section 3.3, equation 2); the layer's keys may be clustered in
-// this time. All 0: not known.
-struct PrefillCost {
-  double seconds_per_token_squared = 0;
-  double seconds_per_token = 0;
-  double seconds = 0;
-};
-
 // State of an earlier process that a store found when it was created.
 struct RecoveryReport {
   bool recovered = false;  // an earlier process had left state
@@ -111,6 +102,7 @@ struct CacheInfo {
   size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
   size_t quarantined_bytes = 0;  // of used_bytes: clients of earlier processes may still map them
   PageCounts pages = {};         // of a page cache
+  PrefillReport prefill = {};    // what is known now
 };
 
 // A page cache: pages under keys, in a pool of their own.
@@ -171,7 +163,10 @@ struct LayerRows {
 
 struct BuildSpec {
   IndexDescriptor index;
-  uint32_t iterations = 10;  // of k-means, 1..1000; with a seed the result is deterministic
+  // Iterations of k-means, at most 1000; 0: as many as fit into the engine's prefill of the rows,
+  // at most 10, and 10 when its time is not known. With a number and a seed the result is
+  // deterministic.
+  uint32_t iterations = 10;
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per generation and kv head; 0 = all
   uint32_t sink_tokens = 16;  // first tokens, excluded from training

@@ -90,6 +90,9 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   return PQC_OK;
 }
 
+                   {"prefill_cost.seconds_per_token_squared", "spec.prefill_seconds[0]"},
+                   {"prefill_cost.seconds_per_token", "spec.prefill_seconds[1]"},
+                   {"prefill_cost.seconds", "spec.prefill_seconds[2]"},
 pqc_status DropCache(pqc_cache* cache) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   Remote* remote = nullptr;

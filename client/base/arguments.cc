@@ -329,6 +329,10 @@ pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
                 kMaxLayerGroups);
   }
   if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups", "must not be NULL");
+  if (spec.prefill_measured > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "spec.prefill_measured", "%u, must be 0 or 1",
+                spec.prefill_measured);
+  }
   to->groups.resize(spec.group_count);
   for (uint32_t i = 0; i < spec.group_count; ++i) {
     char name[32];

@@ -227,6 +227,14 @@ pqc_status RpcRemote::OpenCache(const pqc_cache_spec& caller_spec, uint64_t* cac
       rank->set_layer_begin(spec.layer_begin);
       rank->set_numa_node(spec.numa_node);
     }
+    const double* const prefill = spec.prefill_seconds;
+    if (spec.prefill_measured || prefill[0] != 0 || prefill[1] != 0 || prefill[2] != 0) {
+      v1::PrefillCost* cost = request.mutable_prefill_cost();
+      cost->set_measured(spec.prefill_measured != 0);
+      cost->set_seconds_per_token_squared(prefill[0]);
+      cost->set_seconds_per_token(prefill[1]);
+      cost->set_seconds(prefill[2]);
+    }
     grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
       return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncOpenCache, context, request, &response);
     });

@@ -151,6 +151,18 @@ void Build::MeasureCosts() {
 }
 
 // Returns the time to code the unit's rows of one kv head on one thread.
+void Build::ChooseIterations() {
+  for (const auto& unit : units_) {
+    const uint32_t rows = head_tokens(*unit);
+    const uint32_t sample = spec_.train_tokens == 0 ? rows : std::min(spec_.train_tokens, rows);
+    unit->iterations =
+        spec_.iterations > 0
+            ? spec_.iterations
+            : AdaptiveIterations(cache_, unit->layer_slot, spec_.index,
+                                 generations_[unit->codebook_generation].tokens, sample);
+  }
+}
+
 absl::Duration Build::CodingTime(const Unit& unit) const {
   if (costs_.empty()) return absl::ZeroDuration();
   return absl::Seconds(costs_[unit.layer_slot].code * head_tokens(unit));
@@ -162,6 +174,7 @@ absl::Status Build::Run() {
     generations_done_.assign(cache_.layers.size(), 0);
   }
   MeasureCosts();
+  ChooseIterations();
   tasks_left_ = static_cast<uint32_t>(tasks_.size());
   cache_.compute.building.parallel_for().run(
       static_cast<uint32_t>(tasks_.size()),
@@ -206,7 +219,7 @@ TrainingResult Build::TrainTask(const Task& task) {
                     .task = task.number,
                     .rows = rows,
                     .sample_tokens = spec_.train_tokens,
-                    .iterations = spec_.iterations,
+                    .iterations = unit.iterations,
                     .seed = head_seed,
                     .keep_going = [this] { return !Stopped(); },
                     .codebook = &unit.codebook->header()};

@@ -56,6 +56,7 @@ class Build {
   struct Unit {
     uint32_t layer_slot = 0;
     uint32_t codebook_generation = 0;
+    uint32_t iterations = 0;
     std::shared_ptr<Codebook> codebook;
     std::vector<TrainingResult> results;                  // [kv_heads, training tasks]
     std::unique_ptr<std::atomic<uint32_t>[]> tasks_left;  // [kv_heads]
@@ -85,6 +86,7 @@ class Build {
   }
   // Returns the codebook of a layer and generation; null for a layer without an index.
   std::shared_ptr<const Codebook> CodebookOf(uint32_t layer_slot, uint32_t generation) const;
+  void ChooseIterations();
   void MeasureCosts();
   absl::Duration CodingTime(const Unit& unit) const;
   void UpdateSlowdown(absl::Duration took, absl::Duration by_costs);

@@ -31,9 +31,9 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
     return InvalidArgument("rebuild.drift_ratio",
                            absl::StrCat(spec.rebuild_drift, ", must lie in [0, ", kMaxDrift, "]"));
   }
-  if (spec.iterations < 1 || spec.iterations > kMaxBuildIterations) {
-    return InvalidArgument("iterations", absl::StrCat(spec.iterations, ", must lie in [1, ",
-                                                      kMaxBuildIterations, "]"));
+  if (spec.iterations > kMaxBuildIterations) {
+    return InvalidArgument(
+        "iterations", absl::StrCat(spec.iterations, ", must be at most ", kMaxBuildIterations));
   }
   return absl::OkStatus();
 }

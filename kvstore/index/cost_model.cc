@@ -184,6 +184,7 @@ uint32_t IterationsWithin(const BuildCost& cost, const BuildSize& size, double s
 }
 
 double PrefillSeconds(const PrefillCost& cost, uint32_t token_count) {
+  if (token_count == 0) return 0;
   const double tokens = token_count;
   return cost.seconds_per_token_squared * tokens * tokens + cost.seconds_per_token * tokens +
          cost.seconds;

@@ -74,6 +74,22 @@ std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uin
 }
 
 TrainingResult Train(const Cache& cache, const TrainingArgs& args) {
+uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const IndexDescriptor& index,
+                            PositionRange tokens, uint32_t sample_tokens) {
+  const PrefillCost prefill = cache.prefill_times->Cost();
+  const double seconds =
+      PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
+  if (seconds <= 0) return kMaxAdaptiveIterations;
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  return IterationsWithin(cache.costs.Measured(shape, index),
+                          {.head_count = shape.kv_heads,
+                           .head_tasks = BuiltTypeOf(index).TrainingTasks(index),
+                           .row_count = tokens.end - tokens.begin,
+                           .sample_count = sample_tokens,
+                           .worker_count = cache.compute.building.worker_count()},
+                          seconds, kMaxAdaptiveIterations);
+}
+
   const BuiltIndexType& type = BuiltTypeOf(args.codebook->index);
   const kernels::Exec& exec = cache.compute.exec;
   const auto scratch = cache.compute.scratch.Take(type.TrainScratchBytes(exec, args));

@@ -40,6 +40,13 @@ struct LayerTraining {
   std::function<bool()> keep_going;  // called between iterations, from several threads; false stops
 };
 
+// Returns the iterations of k-means that fit into the time which the engine takes for the prefill
+// of these tokens in one layer (PQCache, section 3.3), at most kMaxAdaptiveIterations; these when
+// the time is not known. `sample_tokens`: rows per kv head that are trained on.
+inline constexpr uint32_t kMaxAdaptiveIterations = 10;
+uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const IndexDescriptor& index,
+                            PositionRange tokens, uint32_t sample_tokens);
+
 // Runs one training task, with scratch of the cache.
 TrainingResult Train(const Cache& cache, const TrainingArgs& args);
 

@@ -17,7 +17,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kMaxLiveIterations = 10;
 // The first codebook of a layer is trained ahead from 1/8 of a segment on; fewer rows take no time.
 constexpr uint32_t kAheadParts = 8;
 constexpr absl::Duration kWriterWait = absl::Milliseconds(2);
@@ -159,18 +158,7 @@ bool LiveSequence::Drifted(const Place& place) const {
 
 uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) const {
   if (spec_.iterations > 0) return spec_.iterations;
-  const PrefillCost& prefill = cache_->segmenting.prefill_cost;
-  const double seconds =
-      PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
-  if (seconds <= 0) return kMaxLiveIterations;
-  const LayerShape& shape = cache_->layers.layers[layer_slot].shape;
-  return IterationsWithin(cache_->costs.Measured(shape, spec_.index),
-                          {.head_count = shape.kv_heads,
-                           .head_tasks = BuiltTypeOf(spec_.index).TrainingTasks(spec_.index),
-                           .row_count = tokens.end - tokens.begin,
-                           .sample_count = sample_tokens_,
-                           .worker_count = cache_->compute.building.worker_count()},
-                          seconds, kMaxLiveIterations);
+  return AdaptiveIterations(*cache_, layer_slot, spec_.index, tokens, sample_tokens_);
 }
 
 absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& place) {

@@ -27,6 +27,11 @@ class IngestTransactionImpl final : public IngestTransaction {
     committed_ = true;
     absl::StatusOr<uint64_t> token_count = writer_->Commit();
     writer_.reset();  // other writers may begin now
+    PrefillTimes& times = *writer_->cache().prefill_times;
+    if (token_count.ok() && times.measures()) {
+      times.NoteChunk(writer_->sequence().sequence_id(), begin, static_cast<uint32_t>(*token_count),
+                      SteadyTime::Now());
+    }
     return token_count;
   }
 

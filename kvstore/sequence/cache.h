@@ -14,6 +14,7 @@
 #include "kvstore/pages/keyed_pages.h"
 #include "kvstore/records/record_table.h"
 #include "kvstore/sequence/heat.h"
+#include "kvstore/sequence/prefill_times.h"
 #include "kvstore/sequence/prefix.h"
 #include "kvstore/sequence/segment.h"
 #include "kvstore/store.h"
@@ -69,6 +70,7 @@ struct Cache {
   const std::shared_ptr<RecordTable> records;  // null: the cache is not persisted
   const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
   const std::unique_ptr<UsageClock> uses = std::make_unique<UsageClock>();
+  const std::unique_ptr<PrefillTimes> prefill_times;
   const std::unique_ptr<KeyedPages> pages;  // null in a cache of rows
 
   // The state that the caches of a store share.
@@ -90,6 +92,8 @@ struct Cache {
         counters(shared.counters),
         segmenting(shared.segmenting),
         records(std::move(table)),
+        prefill_times(
+            std::make_unique<PrefillTimes>(shared.segmenting.prefill_cost, layers.size())),
         pages(spec.kind == CacheKind::kPages
                   ? std::make_unique<KeyedPages>(compute.exec, pool, records,
                                                  counters.data_loss_count)

@@ -202,10 +202,13 @@ absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const Cache
   RETURN_IF_ERROR(ValidateCacheSpec(wanted));
   const CacheSpec spec = Resolved(tenant, wanted);
   auto opened = Open({.tenant = tenant, .spec = &spec}, session);
-  if (!absl::IsResourceExhausted(opened.status())) return opened;
-  auto replaced = Replaceable(tenant, spec);
-  if (replaced.empty()) return opened;
-  return Open({.tenant = tenant, .spec = &spec, .replaced = std::move(replaced)}, session);
+  if (absl::IsResourceExhausted(opened.status())) {
+    auto replaced = Replaceable(tenant, spec);
+    if (replaced.empty()) return opened;
+    opened = Open({.tenant = tenant, .spec = &spec, .replaced = std::move(replaced)}, session);
+  }
+  if (opened.ok() && spec.prefill.has_value()) opened->cache->prefill_times->Set(*spec.prefill);
+  return opened;
 }
 
 absl::StatusOr<Caches::Opened> Caches::Open(Making wanted, std::string_view session) {

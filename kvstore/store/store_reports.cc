@@ -29,7 +29,8 @@ CacheInfo StoreImpl::Describe(const Cache& cache) const {
                  .largest_free_bytes = usage.largest_free_bytes,
                  .page_bytes = cache.pool->page_bytes(),
                  .limit_bytes = usage.limit_bytes,
-                 .quarantined_bytes = usage.quarantined_bytes};
+                 .quarantined_bytes = usage.quarantined_bytes,
+                 .prefill = {cache.prefill_times->measures(), cache.prefill_times->Cost()}};
   if (cache.spec.grows) {
     info.capacity_bytes = std::max(cache.pool->granted_bytes(), usage.used_bytes);
     info.free_bytes = info.capacity_bytes - usage.used_bytes;

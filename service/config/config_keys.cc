@@ -236,7 +236,7 @@ void AddLiveKeys(std::vector<ConfigKey>& keys) {
                           &Config::merge_segments, {0, 1024}));
   keys.push_back({"prefill_cost", "S2,S1,S0",
                   "Seconds of the engine's prefill per layer: per token squared, per token, and "
-                  "fixed. Empty = unknown.",
+                  "fixed, of caches whose engines report none. Empty = unknown.",
                   SetPrefillCost, PrefillCostText});
   keys.push_back({"cost_file", "PATH",
                   "File for the measured costs of builds. Empty = measure at each start.",

@@ -16,7 +16,6 @@ namespace pqcached::service {
 namespace {
 
 constexpr int kMaxTensorDimensions = 4;
-constexpr uint32_t kDefaultIterations = 10;
 constexpr uint32_t kMaxIterations = 1000;
 
 // Returns a number of tokens or a position as uint32_t. Errors: codec::DecodeTokens.
@@ -207,6 +206,26 @@ absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& reque
   spec.capacity_bytes = request.capacity_bytes();
   spec.quota_bytes = request.quota_bytes();
   RETURN_IF_ERROR(CheckRank(request.rank()));
+namespace {
+
+absl::StatusOr<kvstore::PrefillReport> PrefillReportOf(const v1::PrefillCost& message) {
+  const std::pair<const char*, double> numbers[] = {
+      {"prefill_cost.seconds_per_token_squared", message.seconds_per_token_squared()},
+      {"prefill_cost.seconds_per_token", message.seconds_per_token()},
+      {"prefill_cost.seconds", message.seconds()}};
+  for (const auto& [field, number] : numbers) {
+    if (!(number >= 0 && number <= 1)) {
+      return InvalidArgument(field, absl::StrCat(number, ", must lie in [0, 1]"));
+    }
+    if (message.measured() && number != 0) return InvalidArgument(field, "must be 0 with measured");
+  }
+  return kvstore::PrefillReport{
+      message.measured(),
+      {message.seconds_per_token_squared(), message.seconds_per_token(), message.seconds()}};
+}
+
+}  // namespace
+
   spec.rank = {.group = request.rank().group(),
                .rank = request.rank().rank(),
                .rank_count = request.rank().rank_count(),
@@ -231,6 +250,9 @@ absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request) 
 }
 
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
+  if (request.has_prefill_cost()) {
+    ASSIGN_OR_RETURN(spec.prefill, PrefillReportOf(request.prefill_cost()));
+  }
                                                                 const v1::IndexSpec& spec,
                                                                 const std::string& field) {
   if (!present) return std::nullopt;
@@ -275,7 +297,7 @@ absl::StatusOr<kvstore::Query> QueryOverPositions(const v1::AttendItem& item,
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {
   kvstore::BuildSpec spec;
   if (request.layers_size() > 0) return UnimplementedField("layers");
-  spec.iterations = request.iterations() == 0 ? kDefaultIterations : request.iterations();
+  spec.iterations = request.iterations();
   spec.seed = request.seed();
   ASSIGN_OR_RETURN(const uint32_t train, TokensOf(request.train_tokens(), "train_tokens"));
   spec.train_tokens = train;

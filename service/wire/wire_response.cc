@@ -148,6 +148,13 @@ void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message) 
 }
 
 void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
+static void ToWire(const kvstore::PrefillReport& report, v1::PrefillCost* message) {
+  message->set_measured(report.measured);
+  message->set_seconds_per_token_squared(report.cost.seconds_per_token_squared);
+  message->set_seconds_per_token(report.cost.seconds_per_token);
+  message->set_seconds(report.cost.seconds);
+}
+
   message->set_cache_id(info.cache_id);
   message->set_tenant(info.tenant);
   message->set_name(info.spec.name);
@@ -157,6 +164,7 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   if (info.spec.kind == kvstore::CacheKind::kRows) {
     codec::Encode(info.spec.default_index, message->mutable_default_index());
   }
+    ToWire(info.prefill, message->mutable_prefill_cost());
   message->set_capacity_bytes(info.capacity_bytes);
   message->set_used_bytes(info.used_bytes);
   message->set_quarantined_bytes(info.quarantined_bytes);

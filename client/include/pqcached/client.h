@@ -336,6 +336,11 @@ typedef struct pqc_cache_spec {
   uint32_t kv_head_begin; /* first of this rank's kv heads, in every layer */
   uint32_t layer_begin;   /* this rank's layers begin at or after this number */
   int32_t numa_node;      /* -1 or 0; others are PQC_UNIMPLEMENTED */
+  /* Seconds of the engine's prefill of n tokens in one layer: [0] n^2 + [1] n + [2], each 0..1.
+   * Live indexes, and builds with iterations 0, cluster the keys for as long (paper, section 3.3).
+   * All 0 = the sidecar's option, or what the open cache has; others replace that. */
+  double prefill_seconds[3];
+  uint32_t prefill_measured; /* 1: the sidecar measures them from the arrival of chunks; then 0 */
 } pqc_cache_spec;
 
 /* Opens the tenant's cache of this name, or joins it when it is open with the same fingerprint and
@@ -420,8 +425,7 @@ typedef struct pqc_sequence_options {
    * chunk is then only coded. In a prompt of many chunks a layer is trained again when its rows
    * have doubled, and the rows behind that wait for the first step. */
   uint32_t has_live_index; /* 0 or 1; the next five fields must be 0 when it is 0 */
-  /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill time, at most
-   * 10 (paper, section 3.3, equations 1 to 3). */
+  /* Iterations of k-means, at most 1000; 0 = at most 10 that fit into the engine's prefill time. */
   uint32_t iterations;
   pqc_index index;       /* pq */
   uint64_t seed;         /* of k-means */

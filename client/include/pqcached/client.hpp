@@ -280,6 +280,8 @@ class Client {
     c.layer_begin = spec.layer_begin;
     c.numa_node = spec.numa_node;
     pqc_cache* cache = nullptr;
+    c.prefill_measured = spec.prefill_measured ? 1 : 0;
+    std::copy(spec.prefill_seconds.begin(), spec.prefill_seconds.end(), c.prefill_seconds);
     const pqc_status status = pqc_cache_open(handle_.get(), &c, &cache);
     if (status != PQC_OK) return Status(status);
     return Cache(cache, spec);

@@ -66,9 +66,11 @@ typedef int (*pqc_build_callback)(void* context, const pqc_build_progress* progr
 
 typedef struct pqc_build_options {
   size_t struct_size;
-  pqc_index index;             /* pq, or the cache's default when that is pq; flat needs no build */
-  uint32_t iterations;         /* of k-means, at most 1000; 0 = 10 */
-  uint64_t seed;               /* same rows, iterations and seed: same index */
+  pqc_index index; /* pq, or the cache's default when that is pq; flat needs no build */
+  /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill of the tokens
+   * (pqc_cache_spec.prefill_seconds), at most 10, and 10 when its time is not known. */
+  uint32_t iterations;
+  uint64_t seed;               /* same rows, iterations (not 0) and seed: same index */
   uint64_t train_tokens;       /* sample per generation and kv head; 0 = all */
   uint64_t sink_tokens;        /* first tokens that are not trained on */
   uint32_t timeout_ms;         /* 0 = the longest that the sidecar allows (its max_timeout) */

@@ -275,6 +275,9 @@ struct CacheSpec {
   uint32_t kv_head_begin = 0;
   uint32_t layer_begin = 0;
   int32_t numa_node = 0;
+  bool prefill_measured = false;  // the sidecar measures prefill_seconds
+  // Seconds of the prefill of n tokens in a layer: [0] n^2 + [1] n + [2]; 0 = the sidecar's option.
+  std::array<double, 3> prefill_seconds = {};
 };
 
 // An engine's name of 128 tokens (pqc_content_key).

@@ -254,6 +254,8 @@ class CacheSpec(Sized):
         ("numa_node", c_int32),
     ]
 
+        ("prefill_seconds", c_double * 3),
+        ("prefill_measured", c_uint32),
 
 class ContentKey(Structure):
     _fields_ = [

@@ -80,7 +80,8 @@ class Client(EventSource):
         return made
 
     def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int = 0,
-                   default_index: Index = Index(), rank: Optional[Rank] = None, numa_node: int = 0) -> "Cache":
+                   default_index: Index = Index(), rank: Optional[Rank] = None, numa_node: int = 0,
+                   prefill_seconds: SequenceOf[float] = (), prefill_measured: bool = False) -> "Cache":
         """Opens the tenant's cache of this name; creates it if it does not exist.
 
         name: 1..128 bytes. model_fingerprint: 1..256 bytes, must include everything that affects K
@@ -88,6 +89,10 @@ class Client(EventSource):
         default_index: of the calls of this handle that name no index; pq(4, 8) when not given.
         rank: for a model that spans several processes. numa_node: -1 or 0.
 
+        prefill_seconds: a, b, c of the engine's prefill of n tokens in one layer, which takes
+        a n^2 + b n + c seconds: live indexes, and builds with iterations=0, cluster the keys for as
+        long (paper, section 3.3). prefill_measured: the sidecar measures it from the arrival of
+        chunks. Neither: the sidecar's option, or what the open cache has.
         Raises FailedPrecondition (the cache exists with another fingerprint or shape),
         InvalidArgument (a limit), ResourceExhausted (no room for such a pool), Unimplemented (a
         kind of layer of later versions).
@@ -96,7 +101,11 @@ class Client(EventSource):
         spec = abi.CacheSpec(name=text("name", name), model_fingerprint=text("model_fingerprint", model_fingerprint),
                              groups=(abi.LayerGroup * len(parts))(*parts), group_count=len(parts),
                              capacity_bytes=uint64("capacity_bytes", capacity_bytes), default_index=default_index.c(),
-                             numa_node=operator.index(numa_node))
+                             numa_node=operator.index(numa_node), prefill_measured=bool(prefill_measured))
+        if len(prefill_seconds) not in (0, 3):
+            raise InvalidArgument.about("prefill_seconds", f"{len(prefill_seconds)} numbers, must be 3")
+        for number, seconds in enumerate(prefill_seconds):
+            spec.prefill_seconds[number] = float(seconds)
         if rank is not None:
             spec.rank_group, spec.rank = text("rank.group", rank.group), uint32("rank.rank", rank.rank)
             spec.rank_count = uint32("rank.rank_count", rank.rank_count)

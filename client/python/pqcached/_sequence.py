@@ -239,7 +239,9 @@ class Sequence(AsyncCalls):
                     progress: Optional[Callable[[BuildProgress], Optional[bool]]] = None) -> None:
         """Ends the prefill and builds the index of all layers.
 
-        iterations: of k-means; 0 = 10. seed: same rows, iterations and seed give the same index.
+        iterations: of k-means; 0 = as many as fit into the engine's prefill (open_cache), at most 10,
+        and 10 when its time is not known. seed: same rows, iterations (not 0) and seed give the same
+        index.
         train_tokens: sample per codebook generation; 0 = all. sink_tokens: first tokens that are
         not used for training. timeout_ms: 0 = the sidecar's limit.
         rebuild: replaces an index that exists when the new one is done; steps use the earlier one until

@@ -243,6 +243,21 @@ class CallsTest(DaemonTest):
         with self.fails(pqcached.AlreadyExists, "index"):
             sequence.build_index(Index.pq(2, 6))
 
+    def test_a_build_takes_as_many_iterations_as_fit_into_the_prefill(self):
+        def most_iterations(name, **prefill):
+            cache = self.client.open_cache(name, model_fingerprint=name, groups=[group()], capacity_bytes=4 << 20, **prefill)
+            with cache, cache.create_sequence() as sequence:
+                sequence.ingest(0, 0, self.layer.keys, self.layer.values)
+                seen = []
+                sequence.build_index(Index.pq(2, 4), progress=seen.append)
+            return max(progress.iterations for progress in seen)
+
+        self.assertEqual(most_iterations("unknown"), 10)
+        self.assertEqual(most_iterations("fast", prefill_seconds=(0, 1e-12, 0)), 1)
+        self.assertEqual(most_iterations("measured", prefill_measured=True), 10)  # not known after one chunk
+        known = {cache["name"]: cache["prefill_cost"] for cache in self.client.admin("ListCaches")["caches"]}
+        self.assertEqual((known["fast"]["seconds_per_token"], known["measured"]["measured"]), (1e-12, True))
+
     def test_a_rebuild_replaces_the_index_when_it_is_done(self):
         sequence = self.filled()
         index = Index.pq(2, 4)

@@ -352,6 +352,15 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
         open([](R& r) { r.mutable_layer_groups(1)->set_values_alias_keys(true); }), unimplemented,
         "layer_groups[1].values_alias_keys");
   Check("groups", open([](R& r) { r.clear_layer_groups(); }), invalid, "layer_groups");
+  Check("prefill", open([](R& r) { r.mutable_prefill_cost()->set_seconds_per_token(-1); }), invalid,
+        "prefill_cost.seconds_per_token", "must lie in [0, 1]");
+  Check("not a number", open([](R& r) { r.mutable_prefill_cost()->set_seconds(std::nan("")); }),
+        invalid, "prefill_cost.seconds");
+  Check("measured and reported", open([](R& r) {
+          r.mutable_prefill_cost()->set_measured(true);
+          r.mutable_prefill_cost()->set_seconds_per_token_squared(1e-9);
+        }),
+        invalid, "prefill_cost.seconds_per_token_squared", "measured");
   Check("index", open([](R& r) { *r.mutable_default_index() = Pq(3, 4); }), invalid,
         "default_index.pq.subspaces");
   Check("layout", open([](R& r) {

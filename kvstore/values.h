@@ -276,8 +276,8 @@ struct Query {
 
 struct Selected {
   uint32_t kv_heads = 0;
-  uint32_t count = 0;               // k, per kv head
-  std::vector<uint32_t> positions;  // [kv_heads, count], ascending per head
+  uint32_t count = 0;               // k, per set
+  std::vector<uint32_t> positions;  // [kv_heads, count], ascending per set
   uint64_t sink_tokens = 0,
            window_tokens = 0;  // tokens that the engine attends itself
 };

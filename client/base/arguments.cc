@@ -212,10 +212,11 @@ pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescript
   static_assert(static_cast<int>(kvstore::GroupRule::kSumSoftmax) == PQC_SUM_SOFTMAX + 1 &&
                 static_cast<int>(kvstore::GroupRule::kMaxLogit) == PQC_MAX_LOGIT + 1);
   const uint32_t rule = RawEnum(read.group_rule);
-  if (rule > PQC_MAX_LOGIT) {
+  if (rule > PQC_PER_QUERY_HEAD) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.group_rule", "%u is unknown", rule);
   }
-  to->group_rule = static_cast<kvstore::GroupRule>(rule + 1);
+  to->per_query_head = rule == PQC_PER_QUERY_HEAD;
+  if (!to->per_query_head) to->group_rule = static_cast<kvstore::GroupRule>(rule + 1);
   RETURN_IF_ERROR(ReadTokens(read.sink_tokens, "selection.sink_tokens", &to->sink_tokens));
   RETURN_IF_ERROR(ReadTokens(read.window_tokens, "selection.window_tokens", &to->window_tokens));
   RETURN_IF_ERROR(ReadBudget(read, to));

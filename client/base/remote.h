@@ -381,8 +381,8 @@ class Remote {
   virtual pqc_status FindPages(uint64_t cache_id, FindPageItem* items, uint32_t item_count,
                                uint64_t lease_ms, RefusalBuffer* error) noexcept = 0;
   // Since version 15: says kRemoteVersion of the client library, before any other call. Of a client
-  // that does not, kvstore::Selection::rerank_factor is not read, because it has no such field. No
-  // RPC.
+  // that does not, kvstore::Selection::rerank_factor is not read, because it has no such field; nor
+  // is per_query_head of one before version 18. No RPC.
   virtual void SetClientVersion(uint32_t version) noexcept = 0;
   // Since version 17: attends to positions by logits that the engine has computed. The fields of
   // errors begin with "items[i]". PQC_UNIMPLEMENTED with an older sidecar.

@@ -174,6 +174,10 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
 }
 
 pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
+  if (step.has_selection && step.selection.per_query_head) {
+    return Fail(PQC_UNIMPLEMENTED, "options.selection.group_rule",
+                "PQC_PER_QUERY_HEAD is not supported in steps of a GPU");
+  }
   if (step.has_selection && step.selection.rerank_factor != 1.0f) {
     return Fail(PQC_UNIMPLEMENTED, "options.selection.rerank_factor",
                 "%g, must be 0 or 1 in steps of a GPU", double{step.selection.rerank_factor});

@@ -24,10 +24,10 @@ uint64_t RowBytes(const FetchView& fetch) {
   return kvstore::BytesOfPart(fetch.shape, fetch.part).size;
 }
 
-grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape, bool positions,
+grpc::Status CopySelected(const v1::Selected& selected, uint32_t set_count, bool positions,
                           pqc_positions* out, bool* too_small) {
   const uint64_t needed = uint64_t{selected.kv_heads()} * selected.count();
-  if (selected.kv_heads() != shape.kv_heads) {
+  if (selected.kv_heads() != set_count) {
     return BadAnswer("selected.kv_heads", std::to_string(selected.kv_heads()));
   }
   if (positions && static_cast<uint64_t>(selected.positions_size()) != needed) {
@@ -76,9 +76,9 @@ grpc::Status CopyResult(const v1::Attention& attention, const std::string& field
 }
 
 grpc::Status CopyAttention(const v1::Attention& attention, const std::string& field,
-                           const AttendItem& item, bool* too_small) {
+                           const AttendItem& item, uint32_t set_count, bool* too_small) {
   RETURN_IF_ERROR(CopyResult(attention, field, item.query, item.out));
-  return CopySelected(attention.selected(), item.query.shape, item.selected->positions != nullptr,
+  return CopySelected(attention.selected(), set_count, item.selected->positions != nullptr,
                       item.selected, too_small);
 }
 
@@ -119,14 +119,23 @@ void MergeSums(float max, float sum_exp, float* joined_max, float* joined_sum_ex
   *joined_max = larger;
 }
 
-// The first version of a client whose selections have rerank_factor.
+// The first versions of a client whose selections have rerank_factor, and per_query_head.
 constexpr uint32_t kRerankVersion = 15;
+constexpr uint32_t kPerQueryHeadVersion = 18;
 
 }  // namespace
 
 void RpcRemote::EncodeSelection(const kvstore::Selection& selection, v1::Selection* message) const {
-  codec::Encode(selection, message);
-  if (client_version_ < kRerankVersion) message->clear_rerank_factor();
+  kvstore::Selection known = selection;
+  if (client_version_ < kRerankVersion) known.rerank_factor = 1.0f;
+  if (client_version_ < kPerQueryHeadVersion) known.per_query_head = false;
+  codec::Encode(known, message);
+}
+
+uint32_t RpcRemote::SetCount(const kvstore::Selection& selection, const LayerShape& shape) const {
+  return client_version_ < kPerQueryHeadVersion
+             ? shape.kv_heads
+             : selection.SetCount(shape.kv_heads, shape.query_heads);
 }
 
 grpc::Status RpcRemote::TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
@@ -146,7 +155,8 @@ grpc::Status RpcRemote::TopKPart(const TopKItem* items, uint32_t item_count, Dea
     return BadAnswer("items", "must be one per item of the request");
   }
   for (uint32_t i = 0; i < item_count; ++i) {
-    status = CopySelected(response.items(static_cast<int>(i)), items[i].query.shape,
+    status = CopySelected(response.items(static_cast<int>(i)),
+                          SetCount(*items[i].selection, items[i].query.shape),
                           /*positions=*/true, items[i].out, too_small);
     if (!status.ok()) return status;
   }
@@ -368,8 +378,11 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
     return BadAnswer("items", "must be one per item of the request");
   }
   for (uint32_t i = 0; i < item_count; ++i) {
+    const LayerShape& shape = items[i].query.shape;
+    const uint32_t sets =
+        items[i].selection ? SetCount(*items[i].selection, shape) : shape.kv_heads;
     status = CopyAttention(response.items(static_cast<int>(i)), "items[" + std::to_string(i) + "]",
-                           items[i], too_small);
+                           items[i], sets, too_small);
     if (!status.ok()) return status;
   }
   return status;

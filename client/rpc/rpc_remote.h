@@ -173,6 +173,8 @@ class RpcRemote final : public Remote {
                            v1::FetchBlocksResponse* response) const;
   // Reads of a selection what the client's version has.
   void EncodeSelection(const kvstore::Selection& selection, v1::Selection* message) const;
+  // Returns the number of sets of a selection, as EncodeSelection encodes it.
+  uint32_t SetCount(const kvstore::Selection& selection, const LayerShape& shape) const;
   grpc::Status ScorePart(const QueryView& query, const kvstore::IndexDescriptor& index,
                          kvstore::TokenRange tokens, Deadline deadline,
                          v1::ScoreResponse* response);

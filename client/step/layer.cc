@@ -280,11 +280,12 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   std::vector<uint64_t>& offsets = step->offsets;
   offsets.assign(items.size() + 1, 0);
   for (size_t i = 0; i < items.size(); ++i) {
+  const uint32_t sets = call.selection->SetCount(call.shape.kv_heads, call.shape.query_heads);
     const pqc_status status = CountSelected(items[i], *call.selection, &out.counts[i]);
     if (status != PQC_OK) return PrefixItem(i, status);
     out.offsets[i] = offsets[i];
-    offsets[i + 1] = offsets[i] + uint64_t{SelectionCount(call, items[i], *call.selection)} *
-                                      call.shape.kv_heads * out.counts[i];
+    offsets[i + 1] = offsets[i] + uint64_t{SelectionCount(call, items[i], *call.selection)} * sets *
+                                      out.counts[i];
   }
   caller_out->count = offsets.back();
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts

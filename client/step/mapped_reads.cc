@@ -28,9 +28,9 @@ std::span<const uint32_t> AllOf(const PositionsView& positions, const LayerShape
 }
 
 // Copies what was selected to a caller's struct, with the positions if it has memory for them.
-pqc_status CopySelected(const LayerShape& shape, const kvstore::SelectedTokens& selected,
+pqc_status CopySelected(uint32_t set_count, const kvstore::SelectedTokens& selected,
                         const uint32_t* positions, pqc_positions* out) {
-  out->kv_heads = shape.kv_heads;
+  out->kv_heads = set_count;
   out->count = selected.count;
   out->sink_tokens = selected.sink_tokens;
   out->window_tokens = selected.window_tokens;
@@ -55,7 +55,9 @@ class MappedReads final : public ReadBackend {
         });
     if (!leased) return remote_->TopK(sequence, item);
     if (status != PQC_OK) return status;
-    return CopySelected(item.query.shape, selected, scratch->positions.data(), item.out);
+    const LayerShape& shape = item.query.shape;
+    return CopySelected(item.selection->SetCount(shape.kv_heads, shape.query_heads), selected,
+                        scratch->positions.data(), item.out);
   }
 
   pqc_status Attend(SequenceState& sequence, const AttendItem& item) override {
@@ -74,7 +76,10 @@ class MappedReads final : public ReadBackend {
     });
     if (!leased) return remote_->Attend(sequence, item);
     if (status != PQC_OK) return status;
-    return CopySelected(shape, selected,
+    const uint32_t sets = item.positions
+                              ? shape.kv_heads
+                              : item.selection->SetCount(shape.kv_heads, shape.query_heads);
+    return CopySelected(sets, selected,
                         item.positions ? item.positions->positions : scratch->positions.data(),
                         item.selected);
   }

@@ -83,6 +83,10 @@ pqc_status SelectPagesInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
     return Fail(PQC_UNIMPLEMENTED, "layer",
                 "layer %u has no index, and pages of such layers are not listed on a GPU", layer);
   }
+  if (step->call.selection->per_query_head) {
+    return Fail(PQC_UNIMPLEMENTED, "selection.group_rule",
+                "PQC_PER_QUERY_HEAD: block tables have no list of pages for each query head");
+  }
   if (step->call.selection->rerank_factor != 1.0f) {
     return Fail(PQC_UNIMPLEMENTED, "selection.rerank_factor",
                 "pages are selected by the index alone; must be 0 or 1");

@@ -28,6 +28,7 @@ constexpr std::chrono::seconds kAnswerIsRecent(1);
 
 constexpr uint32_t kTopPagesVersion = 14;  // of Remote
 constexpr uint32_t kRerankVersion = 15;    // of Remote
+constexpr uint32_t kPerQueryHeadVersion = 18;
 
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
@@ -300,6 +301,11 @@ class RemoteReads final : public ReadBackend {
   pqc_status CheckSendable(const kvstore::Selection& selection) const {
     RETURN_IF_ERROR(
         client::CheckSendable(selection.index, "selection.index", client_.remote_version));
+    if (selection.per_query_head && client_.remote_version < kPerQueryHeadVersion) {
+      return Fail(PQC_UNIMPLEMENTED, "selection.group_rule",
+                  "libpqcached_rpc is older than sets per query head on the remote path; install "
+                  "the library of the client's release");
+    }
     if (selection.rerank_factor == 1.0f || client_.remote_version >= kRerankVersion) return PQC_OK;
     return Fail(PQC_UNIMPLEMENTED, "selection.rerank_factor",
                 "libpqcached_rpc is older than re-ranking on the remote path; install the library "

@@ -161,14 +161,14 @@ std::span<const float> HeadQueries(const LayerShape& shape, std::span<const floa
 
 // Returns the search of one kv head; `args` have the index and the queries of a layer.
 template <class Args>
-HeadSearch SearchOf(const kernels::Exec& exec, const LayerShape& shape, const Args& args,
+HeadSearch SearchOf(const kernels::Exec& exec, const LayerView& view, const Args& args,
                     const SearchPlan& plan, uint32_t kv_head, const Scratch& own) {
   return {.exec = exec,
           .shape = shape,
           .index = args.index,
           .plan = plan,
-          .kv_head = kv_head,
-          .queries = HeadQueries(shape, args.queries, kv_head),
+          .kv_head = view.stored_head(kv_head),
+          .queries = HeadQueries(view.shape, args.queries, kv_head),
           .prepared = own.prepared,
           .work = own.work};
 }
@@ -226,7 +226,7 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
   PQC_CHECK(std::max(args.select_count, args.shortlist_count) <= plan.token_count);
   const auto select_head = [&](uint32_t kv_head, uint32_t worker) {
     const Scratch own = Cut(scratch, parts, worker);
-    const HeadSearch search = SearchOf(exec, shape, args, plan, kv_head, own);
+    const HeadSearch search = SearchOf(exec, view, args, plan, kv_head, own);
     const std::span<uint32_t> positions =
         args.positions.subspan(size_t{kv_head} * args.select_count, args.select_count);
     const std::span<uint32_t> proposed = Reranks(args) ? own.shortlist : positions;
@@ -263,7 +263,7 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
   const SearchPlan plan = MakePlan(view, {&args.tokens, 1}, Cut(scratch, parts, 0));
   const auto score_head = [&](uint32_t kv_head, uint32_t worker) {
     const Scratch own = Cut(scratch, parts, worker);
-    const HeadSearch search = SearchOf(exec, shape, args, plan, kv_head, own);
+    const HeadSearch search = SearchOf(exec, view, args, plan, kv_head, own);
     TypeOf(args.index).Prepare(search);
     const uint32_t first_head = kv_head * shape.group_size();
     float* column = args.logits.data() + first_head * token_count;

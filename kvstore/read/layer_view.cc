@@ -24,7 +24,7 @@ std::span<const kernels::RowSpan> FillRowSpans(const LayerView& view, uint32_t k
   size_t count = 0;
   for (const SegmentView& segment : view.segments) {
     if (segment.token_count == 0) continue;
-    new (spans + count++) kernels::RowSpan{.rows = segment.rows[kv_head],
+    new (spans + count++) kernels::RowSpan{.rows = segment.rows[view.stored_head(kv_head)],
                                            .token_count = segment.token_count,
                                            .first_position = segment.first_position};
   }

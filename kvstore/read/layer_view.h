@@ -66,6 +66,11 @@ struct LayerView {
   uint32_t token_count() const {
     return segments.empty() ? 0 : segments.back().first_position + segments.back().token_count;
   }
+  // Heads of `shape` that have the rows and codes of one kv head: more than 1 in a view whose query
+  // heads are kv heads of their own.
+  uint32_t sharing_heads = 1;
+
+  uint32_t stored_head(uint32_t kv_head) const { return kv_head / sharing_heads; }
 };
 
 // Runs body(task, worker) for every task < task_count on some worker < worker_count, and returns

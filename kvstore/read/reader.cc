@@ -84,6 +84,12 @@ Refusal CheckList(std::span<const uint32_t> list, size_t kv_head, uint32_t store
   return {};
 }
 
+// Makes each query head a kv head of its own, with the rows and codes of the one that it has.
+void SplitGroups(LayerView* view) {
+  view->sharing_heads = view->shape.group_size();
+  view->shape.kv_heads = view->shape.query_heads;
+}
+
 // Treats the queries of several tokens as one larger group: makes the view's query heads [kv_heads,
 // query_length x group_size].
 void WidenGroup(LayerView* view, uint32_t query_length) { view->shape.query_heads *= query_length; }
@@ -302,6 +308,7 @@ Refusal Reader::Select(const LayerQuery& query, const Selection& selection, bool
                              .select_count = resolved.select_count,
                              .shortlist_count = scores_all ? 0 : resolved.shortlist_count,
                              .positions = scratch_.positions,
+  if (selection.per_query_head) SplitGroups(view);
                              .logits = scratch_.logits};
   SelectLayer(exec_, *view, args, threads,
               scratch_.Bytes(threads.worker_count * SelectScratchBytes(exec_, *view, args)));
@@ -314,7 +321,7 @@ Refusal Reader::TopK(const LayerQuery& query, const Selection& given, SelectedTo
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
   if (!TakesAll(scratch_.resolved)) return Select(query, selection, /*want_logits=*/false, &view);
   RETURN_IF_ERROR(TakeQueries(query, &view));
-  ListCandidates(view.shape.kv_heads);
+  ListCandidates(sets);
   return {};
 }
 
@@ -331,6 +338,7 @@ void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index
                 .tokens = range,
                 .queries = scratch_.queries,
                 .logits = logits.first(count),
+  const uint32_t sets = selection.SetCount(view.shape.kv_heads, view.shape.query_heads);
                 .max = {},
                 .sum_exp = {}},
                threads,
@@ -364,6 +372,10 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
                .terms = terms,
                .candidates = resolved.candidates,
                .logits = scratch_.pages.logits},
+  if (selection.per_query_head) {
+    return Refuse(StatusCode::kUnimplemented, "selection.group_rule",
+                  "per query head: block tables have no list of pages for each query head");
+  }
               ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads), &scratch_.pages,
               out);
   return {};
@@ -375,7 +387,9 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
   if (TakesAll(scratch_.resolved)) {
-    if (want_positions) ListCandidates(view.shape.kv_heads);
+    if (want_positions) {
+      ListCandidates(selection.SetCount(view.shape.kv_heads, view.shape.query_heads));
+    }
     return AttendToRanges(view, query, scratch_.resolved.candidates, out);
   }
   RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view));

@@ -59,7 +59,7 @@ Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
                    std::span<const PositionRange> candidates);
 
 struct SelectedTokens {
-  uint32_t count = 0;  // per kv head
+  uint32_t count = 0;  // per set: Selection::SetCount
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
 };
@@ -95,7 +95,7 @@ class Reader {
          ReadScratch& scratch)
       : source_(source), exec_(exec), parallel_(parallel), scratch_(scratch) {}
 
-  // Selects tokens into scratch.positions, [kv_heads, count].
+  // Selects tokens into scratch.positions, [sets, count].
   //
   // Errors: kInvalidArgument (a field), kOutOfRange (candidates that are not stored), kAborted
   // (candidates without codes), those of LayerSource

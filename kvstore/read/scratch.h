@@ -25,7 +25,7 @@ class ReadScratch {
   std::vector<float> queries;       // [kv_heads, query_length, group_size, key_dim]
   std::vector<float> output;        // [kv_heads, query_length, group_size, value_dim]
   std::vector<float> lse;           // [kv_heads, query_length, group_size]
-  std::vector<uint32_t> positions;  // [kv_heads, count]: what TopK or Attend has selected
+  std::vector<uint32_t> positions;  // [sets, count]: what TopK or Attend has selected
   std::vector<float> logits;        // of the positions, where a re-ranking has computed them
   ResolvedSelection resolved;
   PageScratch pages;

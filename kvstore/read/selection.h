@@ -58,6 +58,9 @@ enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2 };
 struct Selection {
   IndexDescriptor index = {};
   GroupRule group_rule = GroupRule::kSumSoftmax;
+  // A set for each query head, in place of one for each kv head. The rule then joins only the
+  // tokens of a speculation. It lies in what was padding, as rerank_factor does.
+  bool per_query_head = false;
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
   ExcludedRanges excluded = {};
@@ -72,6 +75,11 @@ struct Selection {
   uint64_t budget_count = 0;
   // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates).
   double budget_ratio = 1.0;
+
+  // Returns the number of sets in a layer with these heads.
+  uint32_t SetCount(uint32_t kv_heads, uint32_t query_heads) const {
+    return per_query_head ? query_heads : kv_heads;
+  }
 };
 
 // Positions [begin, end) as a caller gives them, before they are checked.

@@ -163,8 +163,9 @@ absl::StatusOr<CheckedQuery> CheckGiven(const Reading& reading, const Query& que
   return Take(layer, query, tensor);
 }
 
-Selected SelectedOf(const SelectedTokens& selected, const LayerShape& shape) {
-  return {.kv_heads = shape.kv_heads,
+Selected SelectedOf(const SelectedTokens& selected, const Selection& selection,
+                    const LayerShape& shape) {
+  return {.kv_heads = selection.SetCount(shape.kv_heads, shape.query_heads),
           .count = selected.count,
           .positions = {},
           .sink_tokens = selected.sink_tokens,
@@ -206,7 +207,7 @@ absl::StatusOr<Selected> TopK(const Reading& reading, const Query& query,
   SnapshotReader reader(reading);
   SelectedTokens counts;
   RETURN_IF_ERROR(ToStatus(reader->TopK(checked.query, selection, &counts)));
-  Selected selected = SelectedOf(counts, checked.layer.shape);
+  Selected selected = SelectedOf(counts, selection, checked.layer.shape);
   selected.positions = reader.scratch().positions;
   return selected;
 }
@@ -282,7 +283,7 @@ absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
   SelectedTokens counts;
   RETURN_IF_ERROR(ToStatus(reader->Attend(checked.query, selection, want_positions, &counts,
                                           OutOf(attention, checked.layer.shape))));
-  attention.selected = SelectedOf(counts, checked.layer.shape);
+  attention.selected = SelectedOf(counts, selection, checked.layer.shape);
   if (want_positions) attention.selected.positions = reader.scratch().positions;
   return attention;
 }

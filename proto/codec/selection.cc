@@ -105,7 +105,8 @@ Refusal DecodeTokens(uint64_t tokens, const std::string& field, uint32_t* decode
 
 void Encode(const kvstore::Selection& selection, v1::Selection* message) {
   Encode(selection.index, message->mutable_index());
-  message->set_group_rule(MessageOf(selection.group_rule));
+  message->set_group_rule(selection.per_query_head ? v1::GROUP_RULE_PER_QUERY_HEAD
+                                                   : MessageOf(selection.group_rule));
   message->set_sink_tokens(selection.sink_tokens);
   message->set_window_tokens(selection.window_tokens);
   if (selection.rerank_factor != 1.0f) message->set_rerank_factor(selection.rerank_factor);
@@ -126,7 +127,11 @@ void Encode(const kvstore::Selection& selection, v1::Selection* message) {
 Refusal Decode(const v1::Selection& message, const std::string& field,
                kvstore::Selection* selection) {
   *selection = {};
-  RETURN_IF_ERROR(DecodeRule(message.group_rule(), field + ".group_rule", &selection->group_rule));
+  selection->per_query_head = message.group_rule() == v1::GROUP_RULE_PER_QUERY_HEAD;
+  if (!selection->per_query_head) {
+    RETURN_IF_ERROR(
+        DecodeRule(message.group_rule(), field + ".group_rule", &selection->group_rule));
+  }
   RETURN_IF_ERROR(
       DecodeTokens(message.sink_tokens(), field + ".sink_tokens", &selection->sink_tokens));
   RETURN_IF_ERROR(

@@ -32,7 +32,11 @@ typedef enum pqc_group_rule {
   PQC_SUM_SOFTMAX = 0, /* default: sum over the query heads of the softmax over all candidates */
   PQC_MAX_SOFTMAX = 1, /* maximum over the query heads of the softmax over all candidates */
   PQC_MEAN_LOGIT = 2,  /* mean over the query heads of the logits */
-  PQC_MAX_LOGIT = 3    /* maximum over the query heads of the logits */
+  PQC_MAX_LOGIT = 3,   /* maximum over the query heads of the logits */
+  /* A set of its own for each query head, by its logits; the tokens of a speculation share it, by
+   * the sum of their softmax. Where results are per kv head, they are then per query head: k rows
+   * are read for each. PQC_UNIMPLEMENTED for pages and in steps of a GPU. */
+  PQC_PER_QUERY_HEAD = 4
 } pqc_group_rule;
 
 /* Absolute token positions [begin, end). */
@@ -97,7 +101,7 @@ typedef struct pqc_positions {
   size_t struct_size;
   uint32_t* positions;    /* [kv_heads, count]; NULL asks for the counts only */
   uint64_t capacity;      /* of `positions`, in elements */
-  uint32_t kv_heads;      /* out */
+  uint32_t kv_heads;      /* out; with PQC_PER_QUERY_HEAD the query_heads */
   uint32_t count;         /* out: k, per kv head */
   uint64_t sink_tokens;   /* out: sink tokens that the engine attends itself */
   uint64_t window_tokens; /* out: window tokens that the engine attends itself */
@@ -138,7 +142,8 @@ typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_pa
 PQC_API pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
                                     pqc_row_part part, void* out, uint64_t out_bytes);
 /* Copies rows by position: positions [kv_heads, count], in any order; out [kv_heads, count, dim],
- * as pqc_fetch_blocks. count: 1 to 2^30, per kv head. Errors: as pqc_fetch_blocks. */
+ * as pqc_fetch_blocks. count: 1 to 2^30, per kv head. Sets of k per query head are one list of
+ * group size x k positions per kv head. Errors: as pqc_fetch_blocks. */
 PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
                                     const uint32_t* positions, uint32_t count, pqc_row_part part,
                                     void* out, uint64_t out_bytes);

@@ -192,7 +192,8 @@ PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items
                                   pqc_step** step);
 
 /* Positions of all items: positions[offsets[i] + kv_head * counts[i] + j], j < counts[i], of item
- * i, ascending per kv head. With PQC_STEP_SELECT_PER_TOKEN, those of its query token t:
+ * i, ascending per kv head (PQC_PER_QUERY_HEAD: per query head, in all of these places). With
+ * PQC_STEP_SELECT_PER_TOKEN, those of its query token t:
  * positions[offsets[i] + (t * kv_heads + kv_head) * counts[i] + j]. */
 typedef struct pqc_step_positions {
   size_t struct_size;

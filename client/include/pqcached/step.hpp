@@ -70,7 +70,8 @@ struct PageOptions {
 class Step {
  public:
   struct Positions {
-    // Item i's begin at offsets[i]: [kv_heads, counts[i]], or [its query tokens, kv_heads,
+    // Item i's begin at offsets[i], of kv heads or with PQC_PER_QUERY_HEAD of query heads:
+    // [kv_heads, counts[i]], or [its query tokens, kv_heads,
     // counts[i]] with PQC_STEP_SELECT_PER_TOKEN.
     std::vector<uint32_t> positions = {};
     std::vector<uint64_t> offsets = {};  // [items]

@@ -427,9 +427,9 @@ struct Selection {
 
 // Selected tokens (pqc_positions).
 struct Selected {
-  uint32_t kv_heads = 0;
-  uint32_t count = 0;                    // k, per kv head
-  std::vector<uint32_t> positions = {};  // [kv_heads, count], ascending per kv head
+  uint32_t kv_heads = 0;                 // with PQC_PER_QUERY_HEAD the query_heads
+  uint32_t count = 0;                    // k, per set
+  std::vector<uint32_t> positions = {};  // [kv_heads, count], ascending per set
   uint64_t sink_tokens = 0;              // sink tokens that the engine attends itself
   uint64_t window_tokens = 0;            // window tokens that the engine attends itself
 };

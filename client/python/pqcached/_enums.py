@@ -88,6 +88,7 @@ class GroupRule(enum.IntEnum):
     MEAN_LOGIT = abi.PQC_MEAN_LOGIT
     MAX_LOGIT = abi.PQC_MAX_LOGIT
 
+    PER_QUERY_HEAD = abi.PQC_PER_QUERY_HEAD  # a set of its own for each query head
 
 class BudgetKind(enum.IntEnum):
     RATIO = abi.PQC_BUDGET_RATIO

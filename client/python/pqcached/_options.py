@@ -172,6 +172,10 @@ class Selection:
             raise InvalidArgument("selection: give either ratio or token_count, or retrieved_tokens")
         self.c()
 
+    def set_count(self, group: LayerGroup) -> int:
+        """Returns the number of sets of tokens in a layer of the group."""
+        return group.query_heads if self.group_rule == GroupRule.PER_QUERY_HEAD else group.kv_heads
+
     def c(self) -> abi.Selection:
         made: Optional[abi.Selection] = self.__dict__.get("_c")
         if made is None:
@@ -290,8 +294,8 @@ def from_c(kind: Any, c: Any) -> Any:
 class Selected:
     """Tokens that a selection chose."""
 
-    count: int  # per kv head
-    kv_heads: int
+    count: int  # per set
+    kv_heads: int  # sets; with GroupRule.PER_QUERY_HEAD one for each query head
     sink_tokens: int  # part of the context that the engine attends to itself
     window_tokens: int
     # uint32 [kv_heads, count], ascending; None if not requested

@@ -280,7 +280,7 @@ class Sequence(AsyncCalls):
 
     def topk(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection) -> Selected:
         """Returns the positions of the best tokens: uint32 [kv_heads, count], ascending per kv
-        head.
+        head; with GroupRule.PER_QUERY_HEAD [query_heads, count].
 
         queries: [query_heads, key_dim], or [1, query_heads, key_dim]. query_position: absolute
         position of the query's token.
@@ -289,9 +289,9 @@ class Sequence(AsyncCalls):
         stored).
         """
         query = self._query(layer, query_position, queries)
-        terms, kv_heads = selection.c(), self._group(layer).kv_heads
+        terms, sets = selection.c(), selection.set_count(self._group(layer))
         out = abi.Positions()
-        capacity = kv_heads * selection.max_tokens(int(query.query_position) + 1)
+        capacity = sets * selection.max_tokens(int(query.query_position) + 1)
         while True:
             positions = new_array((capacity,), np.uint32)
             out.positions, out.capacity = positions.ctypes.data, capacity
@@ -444,7 +444,8 @@ class Sequence(AsyncCalls):
     def fetch_tokens(self, layer: int, positions: Any, part: RowPart = RowPart.ROW, *,
                      out: Optional[Any] = None) -> Any:
         """Returns rows at positions [kv_heads, count]: [kv_heads, count, dim], in the form of
-        fetch_blocks.
+        fetch_blocks. Positions [query_heads, k] of sets per query head are taken as
+        [kv_heads, group size * k].
         """
         layer = uint32("layer", layer)
         chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)

@@ -105,14 +105,15 @@ class Step(Closable):
     def topk(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None) -> List[np.ndarray[Any, Any]]:
         """Returns the positions for each item, uint32 [kv_heads, count], ascending; for engines
         with their own paged kernels. With select_per_token: [query tokens of the item, kv_heads,
-        count].
+        count]. With GroupRule.PER_QUERY_HEAD, query_heads takes the place of kv_heads.
 
         queries: [query_tokens of all items, query_heads, key_dim].
         """
         kv_heads = self._items[0].sequence._group(layer).kv_heads
         borrowed, terms = tensor("queries", queries), self._terms(selection)
         bound = selection or self._selection
-        shapes = [(max(1, item.query_length), kv_heads) if self._selects_per_token else (kv_heads,)
+        sets = group.kv_heads if bound is None else bound.set_count(group)
+        shapes = [(max(1, item.query_length), sets) if self._selects_per_token else (sets,)
                   for item in self._items]
         capacity = 0 if bound is None else sum(
             math.prod(shape) * bound.max_tokens(item.query_position + 1) for shape, item in zip(shapes, self._items))

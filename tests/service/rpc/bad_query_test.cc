@@ -77,9 +77,6 @@ TEST_F(BadInputTest, SelectionsThatCannotBe) {
       "rule", [](Q&, S& s) { s.set_group_rule(static_cast<v1::GroupRule>(50)); }, invalid,
       ".selection.group_rule");
   CheckSelect(
-      "rule per head", [](Q&, S& s) { s.set_group_rule(v1::GROUP_RULE_PER_QUERY_HEAD); },
-      StatusCode::UNIMPLEMENTED, ".selection.group_rule");
-  CheckSelect(
       "sink", [](Q&, S& s) { s.set_sink_tokens(uint64_t{1} << 40); }, invalid,
       ".selection.sink_tokens");
   CheckSelect(

@@ -68,7 +68,12 @@ absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
     return Unimplemented(prefix + "query_heads",
                          absl::StrCat(group.group_size(), " per kv head; at most ", kMaxGroupSize));
   }
-  RETURN_IF_ERROR(CheckDim(prefix + "key_dim", group.key_dim));
+  if (group.kind != LayerKind::kValues) {
+    RETURN_IF_ERROR(CheckDim(prefix + "key_dim", group.key_dim));
+  } else if (group.key_dim != 0) {
+    return InvalidArgument(prefix + "key_dim",
+                           absl::StrCat(group.key_dim, ", must be 0 for layers of kind values"));
+  }
   if (group.value_dim == 0) {
     return Unimplemented(prefix + "value_dim", "0 (no values)");
   }
@@ -87,7 +92,7 @@ absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
 
 absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
                         std::set<uint32_t>& seen) {
-  if (group.kind < LayerKind::kSelected || group.kind > LayerKind::kNone) {
+  if (group.kind < LayerKind::kSelected || group.kind > LayerKind::kValues) {
     return InvalidArgument(prefix + "kind", "unknown");
   }
   const bool has_window = group.kind == LayerKind::kWindow;
@@ -156,7 +161,8 @@ uint32_t LayerGroup::row_bytes() const {
 }
 
 float LayerGroup::scale() const {
-  return softmax_scale > 0 ? softmax_scale : 1.0f / std::sqrt(static_cast<float>(key_dim));
+  if (softmax_scale > 0 || key_dim == 0) return softmax_scale > 0 ? softmax_scale : 1.0f;
+  return 1.0f / std::sqrt(static_cast<float>(key_dim));
 }
 
 CacheSpec ResolveCapacity(CacheSpec spec, size_t most_bytes) {
@@ -192,7 +198,7 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     RETURN_IF_ERROR(ValidateIndex(spec.default_index, group.key_dim, "default_index"));
   }
   if (!stores_rows) {
-    return InvalidArgument("layer_groups", "no group of kind selected, full or window");
+    return InvalidArgument("layer_groups", "no group of kind selected, full, window or values");
   }
   return CheckRank(spec);
 }

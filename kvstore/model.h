@@ -41,7 +41,8 @@ struct LayerGroup {
   uint32_t kv_heads = 0;  // 1..kMaxKvHeads; the following fields are ignored for kNone
   // A multiple of kv_heads, at most kMaxQueryHeads, and at most kMaxGroupSize per kv head.
   uint32_t query_heads = 0;
-  uint32_t key_dim = 0;    // kMinHeadDim..kMaxHeadDim, a multiple of kHeadDimMultiple
+  // kMinHeadDim..kMaxHeadDim, a multiple of kHeadDimMultiple; 0 for kValues.
+  uint32_t key_dim = 0;
   uint32_t value_dim = 0;  // same limits as key_dim
   kernels::DType dtype = kernels::DType::kF16;
   float softmax_scale = 0;  // 0 = 1 / sqrt(key_dim)
@@ -72,7 +73,6 @@ struct Rank {
 // The content of a cache: rows of sequences, or pages under keys (pages/keyed_pages.h).
 enum class CacheKind : uint8_t { kRows = 0, kPages = 1 };
 
-// A page cache has only name, capacity_bytes, quota_bytes and `kind`.
 // Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache, SIGMOD 2025,
 // section 3.3, equation 2); the layer's keys may be clustered in this time. All 0: not known.
 struct PrefillCost {
@@ -87,6 +87,7 @@ struct PrefillReport {
   PrefillCost cost = {};
 };
 
+// A page cache has only name, capacity_bytes, quota_bytes and `kind`.
 struct CacheSpec {
   std::string name;  // 1..128 bytes
   // 1..256 bytes; identifies everything that changes K and V: weights revision, RoPE scaling,
@@ -102,10 +103,10 @@ struct CacheSpec {
   // The capacity was 0, and the store has set it to the most that the pool may grow to.
   bool grows = false;
   CacheKind kind = CacheKind::kRows;
-};
   // None: that of StoreOptions, or the one that an open cache has. Not part of a cache's identity,
   // and forgotten when the process ends.
   std::optional<PrefillReport> prefill = {};
+};
 
 // Returns the spec of the cache that is made: with capacity_bytes 0, it may grow to `most_bytes`.
 CacheSpec ResolveCapacity(CacheSpec spec, size_t most_bytes);

@@ -154,7 +154,8 @@ struct SequenceInfo {
 };
 
 // Rows of tokens [first_position, first_position + tokens) of one layer: keys
-// [tokens, kv_heads, key_dim], values [.., value_dim].
+// [tokens, kv_heads, key_dim], values [.., value_dim]. Of a layer of kind values the keys are
+// empty.
 struct LayerRows {
   uint32_t layer = 0;
   TensorView keys;
@@ -172,13 +173,13 @@ struct BuildSpec {
   uint32_t sink_tokens = 16;  // first tokens, excluded from training
   // Replaces an index that the sequence has, when the new one is done.
   bool rebuild = false;
-  // Is met if the sequence has at least so many tokens that it did not have at the last build of
-  // the index. Of an index that no call of this process has built, all tokens count.
-  uint64_t rebuild_tokens = 0;
   // Conditions of `rebuild`, of which one that is met suffices; 0: none of this kind, and with none
   // at all it always does. The first is met if the keys of a segment have drifted by more than this
   // ratio from those of its codebook in some layer, as StoreOptions::drift_ratio.
   double rebuild_drift = 0;
+  // Is met if the sequence has at least so many tokens that it did not have at the last build of
+  // the index. Of an index that no call of this process has built, all tokens count.
+  uint64_t rebuild_tokens = 0;
   SteadyTime deadline = SteadyTime::InfiniteFuture();
   // Called between iterations, by several builder threads concurrently: true
   // cancels. May be empty.

@@ -14,12 +14,19 @@ namespace {
 
 // The sidecar's default for a cache that names no index.
 constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 4, 8};
-// The first kRemoteVersion whose library sends the kinds full and window.
+// The first kRemoteVersion whose library sends the kinds full and window, and the kind values.
 constexpr uint32_t kLayerKindsVersion = 11;
+constexpr uint32_t kValuesVersion = 18;
 
 static_assert(static_cast<int>(kvstore::LayerKind::kSelected) == PQC_LAYERS_SELECTED &&
               static_cast<int>(kvstore::LayerKind::kFull) == PQC_LAYERS_FULL &&
-              static_cast<int>(kvstore::LayerKind::kWindow) == PQC_LAYERS_WINDOW);
+              static_cast<int>(kvstore::LayerKind::kWindow) == PQC_LAYERS_WINDOW &&
+              static_cast<int>(kvstore::LayerKind::kValues) == PQC_LAYERS_VALUES);
+
+float ScaleOf(const pqc_layer_group& group) {
+  if (group.softmax_scale > 0) return group.softmax_scale;
+  return group.key_dim == 0 ? 1.0f : 1.0f / std::sqrt(static_cast<float>(group.key_dim));
+}
 
 LayerShape ShapeOf(const pqc_layer_group& group) {
   const auto dtype = static_cast<DType>(group.dtype);
@@ -31,8 +38,7 @@ LayerShape ShapeOf(const pqc_layer_group& group) {
           .query_heads = group.query_heads,
           .row_bytes =
               (group.key_dim + group.value_dim) * static_cast<uint32_t>(kernels::DTypeBytes(dtype)),
-          .scale = group.softmax_scale > 0 ? group.softmax_scale
-                                           : 1.0f / std::sqrt(static_cast<float>(group.key_dim)),
+          .scale = ScaleOf(group),
           .softcap = group.softcap};
 }
 
@@ -41,7 +47,8 @@ pqc_status AddLayers(const pqc_layer_group& group, size_t number, CacheState* st
   if (group.kind == PQC_LAYERS_NONE) return PQC_OK;
   const bool has_index = group.kind == PQC_LAYERS_SELECTED;
   // An older library would send them as layers of kind selected.
-  if (!has_index && state->client->remote_version < kLayerKindsVersion) {
+  const uint32_t version = group.kind == PQC_LAYERS_VALUES ? kValuesVersion : kLayerKindsVersion;
+  if (!has_index && state->client->remote_version < version) {
     return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("spec.groups[%zu].kind", number),
                 "the loaded libpqcached_rpc is too old for layers of this kind");
   }
@@ -83,6 +90,9 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
                    {"name", "spec.name"},
                    {"model_fingerprint", "spec.model_fingerprint"},
                    {"capacity_bytes", "spec.capacity_bytes"},
+                   {"prefill_cost.seconds_per_token_squared", "spec.prefill_seconds[0]"},
+                   {"prefill_cost.seconds_per_token", "spec.prefill_seconds[1]"},
+                   {"prefill_cost.seconds", "spec.prefill_seconds[2]"},
                    {"default_index", "spec.default_index"}});
   }
   opened->state = std::move(state);
@@ -90,9 +100,6 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   return PQC_OK;
 }
 
-                   {"prefill_cost.seconds_per_token_squared", "spec.prefill_seconds[0]"},
-                   {"prefill_cost.seconds_per_token", "spec.prefill_seconds[1]"},
-                   {"prefill_cost.seconds", "spec.prefill_seconds[2]"},
 pqc_status DropCache(pqc_cache* cache) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   Remote* remote = nullptr;

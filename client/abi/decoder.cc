@@ -137,6 +137,11 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
   *decoder = nullptr;
   auto opened = std::make_unique<pqc_decoder>();
   const CacheState& cache = *sequence->state->cache;
+  for (const auto& [layer, shape] : cache.stored_layers) {
+    if (shape.has_keys()) continue;
+    return Fail(PQC_FAILED_PRECONDITION, "sequence",
+                "layer %u is of kind PQC_LAYERS_VALUES, to which a decoder cannot attend", layer);
+  }
   kvstore::Selection checked;
   RETURN_IF_ERROR(ReadSelection(selection, cache.default_index, &checked));
   opened->index = checked.index;

@@ -26,7 +26,8 @@ pqc_status CheckTokenCounts(const std::vector<RowBlock>& blocks) {
   const uint64_t token_count = blocks[0].keys.shape[0];
   for (size_t i = 1; i < blocks.size(); ++i) {
     if (blocks[i].keys.shape[0] == token_count) continue;
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%zu].keys.shape[0]", i),
+    return Fail(PQC_INVALID_ARGUMENT,
+                FieldPath::Of("layers[%zu].%s.shape[0]", i, FirstPart(blocks[i])),
                 "%llu tokens, but layers[0] has %llu",
                 static_cast<unsigned long long>(blocks[i].keys.shape[0]),
                 static_cast<unsigned long long>(token_count));

@@ -35,7 +35,7 @@ struct LoadWork {
   }
 };
 
-// Finds the device and stream of the tensors of all layers: those of the first keys.
+// Finds the device and stream of the tensors of all layers: those of the first one.
 pqc_status FindLoadPlace(const pqc_layer_rows* layers, uint32_t layer_count, pqc_device* device,
                          void** stream) {
   *device = PQC_CPU;
@@ -43,9 +43,10 @@ pqc_status FindLoadPlace(const pqc_layer_rows* layers, uint32_t layer_count, pqc
   if (!layers || layer_count == 0) return PQC_OK;  // refused by ReadLoadLayers
   pqc_layer_rows first;
   RETURN_IF_ERROR(ReadElement(layers, 0, "layers[0]", &first));
-  if (RawEnum(first.keys.device) != PQC_CUDA) return PQC_OK;
+  const pqc_tensor& rows = first.keys.ptr ? first.keys : first.values;  // layers of values
+  if (RawEnum(rows.device) != PQC_CUDA) return PQC_OK;
   *device = PQC_CUDA;
-  *stream = first.keys.stream;
+  *stream = rows.stream;
   return PQC_OK;
 }
 

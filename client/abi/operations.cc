@@ -117,7 +117,7 @@ class TensorCopy {
  public:
   // REQUIRES: ReadRows has accepted the tensor.
   explicit TensorCopy(const pqc_tensor& from) : tensor_(from) {
-    std::memcpy(shape_, from.shape, from.ndim * sizeof(shape_[0]));
+    if (from.ndim > 0) std::memcpy(shape_, from.shape, from.ndim * sizeof(shape_[0]));
     if (from.strides) std::memcpy(strides_, from.strides, from.ndim * sizeof(strides_[0]));
     if (from.block_table) {
       CopyStruct(from.block_table, SizeOf(from.block_table), &block_table_);

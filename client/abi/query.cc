@@ -90,7 +90,10 @@ pqc_status ReadFetch(const pqc_sequence* sequence, uint32_t layer, pqc_row_part 
   view->sequence_id = sequence->state->sequence_id;
   view->layer = layer;
   view->part = static_cast<RowPart>(part);
-  return FindLayer(*sequence->state->cache, layer, "layer", &view->shape);
+  RETURN_IF_ERROR(FindLayer(*sequence->state->cache, layer, "layer", &view->shape));
+  if (view->part != RowPart::kKey || view->shape.has_keys()) return PQC_OK;
+  return Fail(PQC_FAILED_PRECONDITION, "part", "PQC_KEY, but layer %u is of kind PQC_LAYERS_VALUES",
+              layer);
 }
 
 pqc_status FetchBlocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,

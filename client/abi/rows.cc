@@ -32,12 +32,12 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
                   const pqc_tensor* keys, const pqc_tensor* values,
                   const pqc_row_options* caller_options) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
-  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
   if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};
   RETURN_IF_ERROR(FindLayer(*sequence->state->cache, layer, "layer", &shape));
-  RETURN_IF_ERROR(ReadRows(*keys, *values, shape, "", &rows));
+  if (!keys && shape.has_keys()) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
+  RETURN_IF_ERROR(ReadRows(keys ? *keys : pqc_tensor{}, *values, shape, "", &rows));
   RETURN_IF_ERROR(CheckPositions(first_position, rows.keys.shape[0]));
   pqc_row_options names;
   RETURN_IF_ERROR(ReadRowOptions(caller_options, "options", {}, &names));
@@ -186,7 +186,7 @@ pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_pos
         call.Handle("sequence", sequence)
             .Number("layer", layer)
             .Number("first_position", first_position)
-            .Tokens(keys);
+            .Tokens(keys && keys->ptr ? keys : values);
       },
       [&] {
         return pqcached::client::Ingest(sequence, layer, first_position, keys, values, nullptr);
@@ -202,7 +202,7 @@ pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t firs
         call.Handle("sequence", sequence)
             .Number("layer", layer)
             .Number("first_position", first_position)
-            .Tokens(keys);
+            .Tokens(keys && keys->ptr ? keys : values);
       },
       [&] {
         return pqcached::client::Ingest(sequence, layer, first_position, keys, values, options);

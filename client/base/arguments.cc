@@ -23,9 +23,13 @@ pqc_status Unimplemented(const char* name, const char* field) {
 
 pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
   const uint32_t kind = RawEnum(group.kind);
-  if (kind < PQC_LAYERS_SELECTED || kind > PQC_LAYERS_NONE) {
+  if (kind < PQC_LAYERS_SELECTED || kind > PQC_LAYERS_VALUES) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
                 "%u, must be a pqc_layer_kind", kind);
+  }
+  if (kind == PQC_LAYERS_VALUES && group.key_dim) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.key_dim", name),
+                "%u, must be 0 for PQC_LAYERS_VALUES", group.key_dim);
   }
   if (group.values_alias_keys) return Unimplemented(name, "values_alias_keys");
   if (kind != PQC_LAYERS_WINDOW && group.window_tokens) {
@@ -325,15 +329,15 @@ pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
   }
   RETURN_IF_ERROR(CheckIndex(spec.default_index, "spec.default_index"));
   RETURN_IF_ERROR(CheckRank(spec));
+  if (spec.prefill_measured > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "spec.prefill_measured", "%u, must be 0 or 1",
+                spec.prefill_measured);
+  }
   if (spec.group_count < 1 || spec.group_count > kMaxLayerGroups) {
     return Fail(PQC_INVALID_ARGUMENT, "spec.group_count", "%u, must be 1 to %u", spec.group_count,
                 kMaxLayerGroups);
   }
   if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups", "must not be NULL");
-  if (spec.prefill_measured > 1) {
-    return Fail(PQC_INVALID_ARGUMENT, "spec.prefill_measured", "%u, must be 0 or 1",
-                spec.prefill_measured);
-  }
   to->groups.resize(spec.group_count);
   for (uint32_t i = 0; i < spec.group_count; ++i) {
     char name[32];

@@ -146,6 +146,8 @@ pqc_status ReadAttentionOut(const AttentionOutFields& fields, const LayerShape& 
 // `of_range`: of an attention over a range, whose queries may be longer.
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view,
                        bool of_range = false);
+// Refuses (PQC_FAILED_PRECONDITION, `field`) a layer of values only, which queries cannot read.
+pqc_status CheckHasKeys(const LayerShape& shape, const char* field);
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);
 
 // Reads the options of a new sequence; token_ids, content_keys and extra_key still point to the

@@ -34,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 17;
+inline constexpr uint32_t kRemoteVersion = 18;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -86,6 +86,11 @@ struct RowBlock {
   // from the first block.
   const pqc_row_options* names = nullptr;
 };
+
+// Returns the name of the first part of rows: "keys", or "values" where they have no keys.
+inline const char* FirstPart(const RowBlock& rows) {
+  return rows.keys.shape[2] > 0 ? "keys" : "values";
+}
 
 struct QueryView {
   uint64_t sequence_id = 0;

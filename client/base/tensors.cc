@@ -268,6 +268,24 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
                     const char* name, RowBlock* rows, const TensorPlace& place) {
   const FieldName<64> keys_name(name, "keys");
   const FieldName<64> values_name(name, "values");
+  if (!shape.has_keys()) {
+    if (keys.ptr || keys.ndim) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s", keys_name.text),
+                  "must be empty: the layer is of kind PQC_LAYERS_VALUES");
+    }
+    if (place.device != PQC_CPU) {
+      return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.device", values_name.text),
+                  "must be PQC_CPU for layers of kind PQC_LAYERS_VALUES");
+    }
+    RETURN_IF_ERROR(ReadRowTensor(values, shape, shape.value_dim, "value_dim", values_name.text,
+                                  &rows->values, place));
+    // As many keys without numbers.
+    rows->keys = {.data = rows->values.data,
+                  .dtype = shape.dtype,
+                  .ndim = 3,
+                  .shape = {rows->values.shape[0], shape.kv_heads, 0}};
+    return PQC_OK;
+  }
   RETURN_IF_ERROR(
       ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.text, &rows->keys, place));
   RETURN_IF_ERROR(ReadRowTensor(values, shape, shape.value_dim, "value_dim", values_name.text,
@@ -279,6 +297,12 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
                 static_cast<unsigned long long>(rows->keys.shape[0]));
   }
   return PQC_OK;
+}
+
+pqc_status CheckHasKeys(const LayerShape& shape, const char* field) {
+  if (shape.has_keys()) return PQC_OK;
+  return Fail(PQC_FAILED_PRECONDITION, field,
+              "is of kind PQC_LAYERS_VALUES: attend to positions with logits");
 }
 
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name) {
@@ -335,6 +359,7 @@ pqc_status ReadAttentionOut(const AttentionOutFields& fields, const LayerShape& 
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view,
                        bool of_range) {
   constexpr char kName[] = "query.queries";
+  RETURN_IF_ERROR(CheckHasKeys(shape, "query.layer"));
   RETURN_IF_ERROR(ReadTensor(queries, kName, view));
   if (view->ndim != 2 && view->ndim != 3) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", kName),

@@ -36,7 +36,8 @@ gpu::StepLayerKind KindOf(kvstore::LayerKind kind) {
     case kvstore::LayerKind::kWindow:
       return gpu::StepLayerKind::kWindow;
     case kvstore::LayerKind::kSelected:
-    case kvstore::LayerKind::kNone:  // not stored
+    case kvstore::LayerKind::kNone:    // not stored
+    case kvstore::LayerKind::kValues:  // refused
       break;
   }
   return gpu::StepLayerKind::kSelected;
@@ -44,6 +45,9 @@ gpu::StepLayerKind KindOf(kvstore::LayerKind kind) {
 
 pqc_status ReadShape(GpuState& state) {
   for (const auto& [layer, shape] : state.cache->stored_layers) {
+    if (!shape.has_keys()) {
+      return Fail(PQC_UNIMPLEMENTED, "cache", "layer %u is of kind PQC_LAYERS_VALUES", layer);
+    }
     if (state.layers.empty()) state.shape = shape;
     if (!SameShape(state.shape, shape)) {
       return Fail(PQC_UNIMPLEMENTED, "cache",

@@ -74,6 +74,7 @@ pqc_status FindLayerOfCall(pqc_step* step, uint32_t layer) {
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries) {
   RETURN_IF_ERROR(FindLayerOfCall(step, layer));
   LayerCall& call = step->call;
+  RETURN_IF_ERROR(CheckHasKeys(call.shape, "layer"));
   return ReadStepQueries(*step, queries, call.shape, {"queries", "key_dim", call.shape.key_dim},
                          &call.queries);
 }
@@ -279,8 +280,8 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   std::vector<StepItem>& items = step->items;
   std::vector<uint64_t>& offsets = step->offsets;
   offsets.assign(items.size() + 1, 0);
-  for (size_t i = 0; i < items.size(); ++i) {
   const uint32_t sets = call.selection->SetCount(call.shape.kv_heads, call.shape.query_heads);
+  for (size_t i = 0; i < items.size(); ++i) {
     const pqc_status status = CountSelected(items[i], *call.selection, &out.counts[i]);
     if (status != PQC_OK) return PrefixItem(i, status);
     out.offsets[i] = offsets[i];

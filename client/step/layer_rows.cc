@@ -178,11 +178,11 @@ pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
   for (uint32_t i = 0; i < layer_count; ++i) {
     char name[32];
     std::snprintf(name, sizeof(name), "layers[%u].keys", i);
-    RETURN_IF_ERROR(targets.Check(blocks[i].keys, name));
+    LayerShape& shape = (*loads)[i].shape;
+    shape = cache.stored_layers.at(blocks[i].layer);
+    if (shape.has_keys()) RETURN_IF_ERROR(targets.Check(blocks[i].keys, name));
     std::snprintf(name, sizeof(name), "layers[%u].values", i);
     RETURN_IF_ERROR(targets.Check(blocks[i].values, name));
-    std::snprintf(name, sizeof(name), "layers[%u].layer", i);
-    RETURN_IF_ERROR(FindLayer(cache, blocks[i].layer, name, &(*loads)[i].shape));
     (*loads)[i].to = blocks[i];
   }
   return PQC_OK;

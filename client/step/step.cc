@@ -159,7 +159,8 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
   for (uint32_t i = 0; i < layer_count; ++i) {
     const RowBlock& block = (*blocks)[i];
     if (block.keys.shape[0] != step.query_tokens) {
-      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].keys.shape[0]", i),
+      return Fail(PQC_INVALID_ARGUMENT,
+                  FieldPath::Of("layers[%u].%s.shape[0]", i, FirstPart(block)),
                   "%llu tokens, but the step has %llu", LongLong{block.keys.shape[0]},
                   LongLong{step.query_tokens});
     }

@@ -146,7 +146,8 @@ void AttendInPasses(const Exec& exec, const AttendArgs& args, RowChoice choice) 
 void Attend(const Exec& exec, const AttendArgs& args, RowChoice choice) {
   const AttendShape& shape = args.shape;
   const size_t head_count = size_t{shape.query_length} * shape.group_size;
-  PQC_CHECK(shape.key_dim % 8 == 0 && shape.key_dim > 0 && shape.key_dim <= kMaxAttendDim);
+  PQC_CHECK(shape.key_dim % 8 == 0 && shape.key_dim <= kMaxAttendDim);
+  PQC_CHECK(shape.key_dim > 0 || choice == RowChoice::kScored);
   PQC_CHECK(shape.value_dim % 8 == 0 && shape.value_dim > 0 && shape.value_dim <= kMaxAttendDim);
   PQC_CHECK(shape.row_stride_bytes >= (shape.key_dim + shape.value_dim) * DTypeBytes(shape.dtype));
   PQC_CHECK(shape.group_size >= 1 && shape.query_length >= 1);

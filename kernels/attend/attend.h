@@ -27,7 +27,7 @@ inline constexpr uint32_t kMaxAttendDim = 256;
 // Shape of one call.
 struct AttendShape {
   DType dtype = DType::kF16;    // dtype of the rows
-  uint32_t key_dim = 0;         // 32..256, multiple of 8
+  uint32_t key_dim = 0;         // 32..256, multiple of 8; AttendScored: also 0, rows of values
   uint32_t value_dim = 0;       // 32..256, multiple of 8; the value directly follows the key
   size_t row_stride_bytes = 0;  // >= (key_dim + value_dim) * DTypeBytes(dtype)
   uint32_t group_size = 1;      // G: query heads of this kv head, 1..1024

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/crc32c.h"
@@ -306,6 +307,15 @@ IngestResult IngestInt8Rows(const Exec& exec, const IngestArgs& args) {
 
 IngestResult IngestHeads(const Exec& exec, const IngestHeadsArgs& args) {
   if (args.rows.empty()) return {};
+  if (args.key_dim == 0) {  // the one part of these rows is copied as a key
+    IngestHeadsArgs values = args;
+    values.key = std::exchange(values.value, {});
+    values.key_head_stride_bytes = std::exchange(values.value_head_stride_bytes, 0);
+    values.key_dim = std::exchange(values.value_dim, 0);
+    IngestResult result = IngestHeads(exec, values);
+    if (!result.ok()) result.bad_part = IngestPart::kValue;
+    return result;
+  }
   const size_t element_bytes = DTypeBytes(args.row_dtype);
   const RowForm form{.dtype = args.row_dtype,
                      .key_bytes = args.key_dim * element_bytes,

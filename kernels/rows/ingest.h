@@ -69,7 +69,7 @@ struct IngestResult {
 // Tensors [token, head, dim] of all kv heads of a layer. Dims and dtypes as in IngestArgs.
 struct IngestHeadsArgs {
   uint32_t token_count = 0;
-  uint32_t key_dim = 0;
+  uint32_t key_dim = 0;  // 0: rows are values alone
   uint32_t value_dim = 0;
   StridedTensor key;  // tensor of head 0
   ptrdiff_t key_head_stride_bytes = 0;

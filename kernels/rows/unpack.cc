@@ -84,7 +84,7 @@ internal::UnpackPart UnpackPartOf(const PartOfRow& part, const UnpackTarget& tar
 
 void UnpackHeads(const Exec& exec, const UnpackArgs& args) {
   if (args.token_count == 0 || args.rows.empty()) return;
-  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim > 0 && args.key_dim <= kMaxPartDim);
+  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim <= kMaxPartDim);
   PQC_CHECK(args.value_dim % 8 == 0 && args.value_dim > 0 && args.value_dim <= kMaxPartDim);
   const size_t element_bytes = DTypeBytes(args.row_dtype);
   PQC_CHECK(args.row_stride_bytes >= (args.key_dim + args.value_dim) * element_bytes);

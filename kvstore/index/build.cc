@@ -138,7 +138,8 @@ absl::Status Build::StopStatus() const {
   return Internal("unknown stop");
 }
 
-// Costs are measured only with a deadline, so that a build without one depends on no clock.
+// Costs are measured only with a deadline, so that a build without one, and with a number of
+// iterations, depends on no clock.
 void Build::MeasureCosts() {
   if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
@@ -150,7 +151,6 @@ void Build::MeasureCosts() {
   coding_left_ns_ = absl::ToInt64Nanoseconds(coding);
 }
 
-// Returns the time to code the unit's rows of one kv head on one thread.
 void Build::ChooseIterations() {
   for (const auto& unit : units_) {
     const uint32_t rows = head_tokens(*unit);
@@ -163,6 +163,7 @@ void Build::ChooseIterations() {
   }
 }
 
+// Returns the time to code the unit's rows of one kv head on one thread.
 absl::Duration Build::CodingTime(const Unit& unit) const {
   if (costs_.empty()) return absl::ZeroDuration();
   return absl::Seconds(costs_[unit.layer_slot].code * head_tokens(unit));
@@ -173,8 +174,8 @@ absl::Status Build::Run() {
     const MutexLock lock(&progress_mutex_);
     generations_done_.assign(cache_.layers.size(), 0);
   }
-  MeasureCosts();
   ChooseIterations();
+  MeasureCosts();
   tasks_left_ = static_cast<uint32_t>(tasks_.size());
   cache_.compute.building.parallel_for().run(
       static_cast<uint32_t>(tasks_.size()),

@@ -45,7 +45,7 @@ double BuildSeconds(const BuildCost& cost, const BuildSize& size, uint32_t itera
 uint32_t IterationsWithin(const BuildCost& cost, const BuildSize& size, double seconds,
                           uint32_t most);
 // Returns the seconds that the engine needs for the prefill of `token_count` tokens in one layer;
-// the keys may be clustered during that time. 0 when no coefficient is known.
+// the keys may be clustered during that time. 0 without tokens, and when no coefficient is known.
 double PrefillSeconds(const PrefillCost& cost, uint32_t token_count);
 
 class CostModel {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kvstore/index/cost_model.h"
 #include "kvstore/memory/durable_store.h"
 #include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
@@ -73,7 +74,6 @@ std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uin
   return spans;
 }
 
-TrainingResult Train(const Cache& cache, const TrainingArgs& args) {
 uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const IndexDescriptor& index,
                             PositionRange tokens, uint32_t sample_tokens) {
   const PrefillCost prefill = cache.prefill_times->Cost();
@@ -90,6 +90,7 @@ uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const Index
                           seconds, kMaxAdaptiveIterations);
 }
 
+TrainingResult Train(const Cache& cache, const TrainingArgs& args) {
   const BuiltIndexType& type = BuiltTypeOf(args.codebook->index);
   const kernels::Exec& exec = cache.compute.exec;
   const auto scratch = cache.compute.scratch.Take(type.TrainScratchBytes(exec, args));

@@ -164,7 +164,7 @@ template <class Args>
 HeadSearch SearchOf(const kernels::Exec& exec, const LayerView& view, const Args& args,
                     const SearchPlan& plan, uint32_t kv_head, const Scratch& own) {
   return {.exec = exec,
-          .shape = shape,
+          .shape = view.shape,
           .index = args.index,
           .plan = plan,
           .kv_head = view.stored_head(kv_head),

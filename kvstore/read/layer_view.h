@@ -25,6 +25,8 @@ enum class LayerKind : uint8_t {
   kFull = 2,      // a query takes all candidates; no index
   kWindow = 3,    // a query takes none: the last tokens are attended by the engine; no index
   kNone = 4,      // not stored
+  // Rows are values: the engine has the keys, and passes logits. key_dim is 0; no index.
+  kValues = 5,
 };
 
 struct LayerShape {
@@ -41,6 +43,8 @@ struct LayerShape {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = none
 
+  // Returns whether rows have keys. Without them, attention needs logits.
+  bool has_keys() const { return key_dim > 0; }
   // Returns whether the layer is a part of the sequence's indexes.
   bool has_index() const { return kind == LayerKind::kSelected; }
   // Returns the number of query heads per kv head: 32 query heads over 8 kv heads have groups of 4.
@@ -62,15 +66,15 @@ struct SegmentView {
 struct LayerView {
   LayerShape shape;
   std::span<const SegmentView> segments;
-
-  uint32_t token_count() const {
-    return segments.empty() ? 0 : segments.back().first_position + segments.back().token_count;
-  }
   // Heads of `shape` that have the rows and codes of one kv head: more than 1 in a view whose query
   // heads are kv heads of their own.
   uint32_t sharing_heads = 1;
 
   uint32_t stored_head(uint32_t kv_head) const { return kv_head / sharing_heads; }
+
+  uint32_t token_count() const {
+    return segments.empty() ? 0 : segments.back().first_position + segments.back().token_count;
+  }
 };
 
 // Runs body(task, worker) for every task < task_count on some worker < worker_count, and returns

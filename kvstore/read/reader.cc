@@ -204,14 +204,31 @@ void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_he
   }
 }
 
+const char* KindName(LayerKind kind) {
+  if (kind == LayerKind::kValues) return "values";
+  return kind == LayerKind::kFull ? "full" : "window";
+}
+
+Refusal CheckPart(const LayerShape& shape, uint32_t layer, RowPart part) {
+  if (part != RowPart::kKey || shape.has_keys()) return {};
+  return Refuse(StatusCode::kFailedPrecondition, "part",
+                "layer " + std::to_string(layer) + " stores values only");
+}
+
 }  // namespace
+
+Refusal CheckKeys(const LayerShape& shape, uint32_t layer, const char* field) {
+  if (shape.has_keys()) return {};
+  return Refuse(StatusCode::kFailedPrecondition, field,
+                "layer " + std::to_string(layer) +
+                    " stores values only: attention needs positions with logits");
+}
 
 Refusal CheckKind(LayerKind kind, const LayerRequest& request) {
   if (kind == LayerKind::kSelected || !IsBuilt(request.index)) return {};
   return Refuse(StatusCode::kFailedPrecondition, request.index_field,
-                "layer " + std::to_string(request.layer) + " is of kind " +
-                    (kind == LayerKind::kFull ? "full" : "window") + ", which has no index " +
-                    NameOf(request.index));
+                "layer " + std::to_string(request.layer) + " is of kind " + KindName(kind) +
+                    ", which has no index " + NameOf(request.index));
 }
 
 Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
@@ -254,7 +271,8 @@ Refusal Reader::Open(const LayerQuery& query, const LayerRequest& request, Layer
                   std::to_string(query.query_position) + ", must be below " +
                       std::to_string(kMaxSequenceTokens - query.query_length + 1));
   }
-  return source_.Open(request, view);
+  RETURN_IF_ERROR(source_.Open(request, view));
+  return query.has_logits ? Refusal{} : CheckKeys(view->shape, query.layer, request.layer_field);
 }
 
 Refusal Reader::TakeQueries(const LayerQuery& query, LayerView* view) {
@@ -290,6 +308,7 @@ Refusal Reader::Select(const LayerQuery& query, const Selection& selection, bool
                        LayerView* view) {
   const ResolvedSelection& resolved = scratch_.resolved;
   scratch_.logits.clear();
+  if (selection.per_query_head) SplitGroups(view);
   RETURN_IF_ERROR(TakeQueries(query, view));
   RETURN_IF_ERROR(CheckCoded(*view, RequestOf(query, selection), resolved.candidates));
   scratch_.positions.resize(size_t{view->shape.kv_heads} * resolved.select_count);
@@ -308,7 +327,6 @@ Refusal Reader::Select(const LayerQuery& query, const Selection& selection, bool
                              .select_count = resolved.select_count,
                              .shortlist_count = scores_all ? 0 : resolved.shortlist_count,
                              .positions = scratch_.positions,
-  if (selection.per_query_head) SplitGroups(view);
                              .logits = scratch_.logits};
   SelectLayer(exec_, *view, args, threads,
               scratch_.Bytes(threads.worker_count * SelectScratchBytes(exec_, *view, args)));
@@ -320,6 +338,7 @@ Refusal Reader::TopK(const LayerQuery& query, const Selection& given, SelectedTo
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
   if (!TakesAll(scratch_.resolved)) return Select(query, selection, /*want_logits=*/false, &view);
+  const uint32_t sets = selection.SetCount(view.shape.kv_heads, view.shape.query_heads);
   RETURN_IF_ERROR(TakeQueries(query, &view));
   ListCandidates(sets);
   return {};
@@ -338,7 +357,6 @@ void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index
                 .tokens = range,
                 .queries = scratch_.queries,
                 .logits = logits.first(count),
-  const uint32_t sets = selection.SetCount(view.shape.kv_heads, view.shape.query_heads);
                 .max = {},
                 .sum_exp = {}},
                threads,
@@ -353,6 +371,10 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
   if (selection.rerank_factor != 1.0f) {
     return Refuse(StatusCode::kUnimplemented, "selection.rerank_factor",
                   "pages are selected by the index alone; must be 0 or 1");
+  }
+  if (selection.per_query_head) {
+    return Refuse(StatusCode::kUnimplemented, "selection.group_rule",
+                  "per query head: block tables have no list of pages for each query head");
   }
   LayerView view;
   SelectedTokens selected;
@@ -372,10 +394,6 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
                .terms = terms,
                .candidates = resolved.candidates,
                .logits = scratch_.pages.logits},
-  if (selection.per_query_head) {
-    return Refuse(StatusCode::kUnimplemented, "selection.group_rule",
-                  "per query head: block tables have no list of pages for each query head");
-  }
               ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads), &scratch_.pages,
               out);
   return {};
@@ -531,6 +549,7 @@ Refusal Reader::FetchBlocks(uint32_t layer, TokenRange tokens, RowPart part,
   LayerView view;
   RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
   RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
+  RETURN_IF_ERROR(CheckPart(view.shape, layer, part));
   const PartBytes bytes = BytesOfPart(view.shape, part);
   PQC_CHECK(out.size() >= view.shape.kv_heads * (tokens.end - tokens.begin) * bytes.size);
   std::byte* to = out.data();
@@ -566,6 +585,7 @@ Refusal Reader::FetchTokens(uint32_t layer, std::span<const uint32_t> positions,
   LayerView view;
   RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
   RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/false));
+  RETURN_IF_ERROR(CheckPart(view.shape, layer, part));
   const PartBytes bytes = BytesOfPart(view.shape, part);
   const size_t per_head = positions.size() / view.shape.kv_heads;
   PQC_CHECK(out.size() >= positions.size() * bytes.size);

@@ -53,6 +53,8 @@ class LayerSource {
 
 // Refuses (kFailedPrecondition) an index of a layer whose kind has none.
 Refusal CheckKind(LayerKind kind, const LayerRequest& request);
+// Refuses (kFailedPrecondition, `field`) a layer of values only, which a query cannot read.
+Refusal CheckKeys(const LayerShape& shape, uint32_t layer, const char* field);
 
 // Refuses (kAborted) when a segment with candidates has no codes yet.
 Refusal CheckCoded(const LayerView& view, const LayerRequest& request,

@@ -25,13 +25,14 @@ class IngestTransactionImpl final : public IngestTransaction {
   absl::StatusOr<uint64_t> Commit() override {
     RETURN_IF_ERROR(CheckUsable());
     committed_ = true;
+    const uint32_t begin = writer_->base().token_count();
     absl::StatusOr<uint64_t> token_count = writer_->Commit();
-    writer_.reset();  // other writers may begin now
     PrefillTimes& times = *writer_->cache().prefill_times;
     if (token_count.ok() && times.measures()) {
       times.NoteChunk(writer_->sequence().sequence_id(), begin, static_cast<uint32_t>(*token_count),
                       SteadyTime::Now());
     }
+    writer_.reset();  // other writers may begin now
     return token_count;
   }
 
@@ -78,7 +79,7 @@ absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
     all.push_back(*checked);
     if (all.front().token_count != checked->token_count) {
       return InvalidArgument(
-          field() + ".keys.shape",
+          field() + (rows.keys.shape.empty() ? ".values.shape" : ".keys.shape"),
           absl::StrCat("layer ", rows.layer, " has ", checked->token_count, " tokens; layer ",
                        layers.front().layer, " has ", all.front().token_count));
     }

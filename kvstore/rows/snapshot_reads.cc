@@ -147,6 +147,7 @@ CheckedQuery Take(const LayerContent& layer, const Query& query, const CheckedTe
 absl::StatusOr<CheckedQuery> Check(const Reading& reading, const Query& query,
                                    bool of_range = false) {
   ASSIGN_OR_RETURN(const LayerContent layer, FindLayer(reading, query.layer, "query.layer"));
+  RETURN_IF_ERROR(ToStatus(CheckKeys(layer.shape, query.layer, "query.layer")));
   const auto check = of_range ? CheckRangeQueries : CheckQueries;
   ASSIGN_OR_RETURN(const CheckedTensor tensor, check(query.queries, layer.shape, "query.queries"));
   return Take(layer, query, tensor);

@@ -54,9 +54,20 @@ void CopySlots(const StoredLayers& layers, const SegmentEntry& from, const Segme
 absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows) {
   ASSIGN_OR_RETURN(const uint32_t layer_slot, cache.LayerSlot(rows.layer));
   const LayerShape& shape = cache.layers.layers[layer_slot].shape;
-  ASSIGN_OR_RETURN(const auto keys, CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys"));
   ASSIGN_OR_RETURN(const auto values,
                    CheckTensor(rows.values, shape.kv_heads, shape.value_dim, "values"));
+  if (!shape.has_keys()) {
+    const std::vector<uint64_t> no_dims = {values.shape[0], shape.kv_heads, 0};
+    if (!rows.keys.shape.empty() && rows.keys.shape != no_dims) {
+      return InvalidArgument(
+          "keys", absl::StrCat("must be absent: layer ", rows.layer, " stores values only"));
+    }
+    return CheckedRows{.layer_slot = layer_slot,
+                       .token_count = static_cast<uint32_t>(values.shape[0]),
+                       .keys = {},
+                       .values = values};
+  }
+  ASSIGN_OR_RETURN(const auto keys, CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys"));
   if (keys.shape[0] != values.shape[0]) {
     return InvalidArgument("values.shape", absl::StrCat("layer ", rows.layer, ": ", values.shape[0],
                                                         " tokens; keys have ", keys.shape[0]));
@@ -230,17 +241,18 @@ kernels::IngestResult SegmentWriter::WriteTo(const CheckedRows& rows, uint32_t t
                                              uint32_t token_count,
                                              std::span<std::byte* const> targets) const {
   const LayerShape& shape = cache_->layers.layers[rows.layer_slot].shape;
-  return kernels::IngestHeads(cache_->compute.exec,
-                              {.token_count = token_count,
-                               .key_dim = shape.key_dim,
-                               .value_dim = shape.value_dim,
-                               .key = rows.keys.Head(token, 0),
-                               .key_head_stride_bytes = rows.keys.strides_bytes[1],
-                               .value = rows.values.Head(token, 0),
-                               .value_head_stride_bytes = rows.values.strides_bytes[1],
-                               .row_dtype = shape.dtype,
-                               .row_stride_bytes = shape.row_bytes,
-                               .rows = targets});
+  return kernels::IngestHeads(
+      cache_->compute.exec,
+      {.token_count = token_count,
+       .key_dim = shape.key_dim,
+       .value_dim = shape.value_dim,
+       .key = shape.has_keys() ? rows.keys.Head(token, 0) : kernels::StridedTensor(),
+       .key_head_stride_bytes = rows.keys.strides_bytes[1],
+       .value = rows.values.Head(token, 0),
+       .value_head_stride_bytes = rows.values.strides_bytes[1],
+       .row_dtype = shape.dtype,
+       .row_stride_bytes = shape.row_bytes,
+       .rows = targets});
 }
 
 absl::Status SegmentWriter::Write(const CheckedRows& rows) {

@@ -56,7 +56,7 @@ struct SegmentCounters {
   std::atomic<uint64_t> data_loss_count = 0;  // layers of segments and pages: checksum differed
 };
 
-// Immutable except for its pool and prefixes; thread-safe.
+// Immutable except for its pool, prefixes and prefill times; thread-safe.
 struct Cache {
   uint64_t cache_id = 0;
   std::string tenant;

@@ -91,6 +91,9 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
     case v1::LAYER_KIND_WINDOW:
       result.kind = kvstore::LayerKind::kWindow;
       break;
+    case v1::LAYER_KIND_VALUES:
+      result.kind = kvstore::LayerKind::kValues;
+      break;
     default:
       return InvalidArgument(field + ".kind",
                              absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
@@ -163,10 +166,18 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
 
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
                                                uint64_t max_bytes, StagingClaims* staging) {
-  ASSIGN_OR_RETURN(kvstore::TensorView keys,
-                   TensorOf(rows.keys(), field + ".keys", max_bytes, staging));
   ASSIGN_OR_RETURN(kvstore::TensorView values,
                    TensorOf(rows.values(), field + ".values", max_bytes, staging));
+  // Without keys, or with keys that have no dims, for a layer of values.
+  const v1::Tensor& sent = rows.keys();
+  const bool has_no_dims = sent.shape_size() == 3 && sent.shape(2) == 0;
+  if (!rows.has_keys() || has_no_dims) {
+    kvstore::TensorView keys;
+    if (has_no_dims) keys.shape.assign(sent.shape().begin(), sent.shape().end());
+    return kvstore::LayerRows{rows.layer(), std::move(keys), std::move(values)};
+  }
+  ASSIGN_OR_RETURN(kvstore::TensorView keys,
+                   TensorOf(rows.keys(), field + ".keys", max_bytes, staging));
   return kvstore::LayerRows{rows.layer(), std::move(keys), std::move(values)};
 }
 
@@ -195,17 +206,6 @@ absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
                             .sink_tokens = sink};
 }
 
-absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request) {
-  kvstore::CacheSpec spec;
-  RETURN_IF_ERROR(CheckText("name", request.name(), kvstore::kMaxNameBytes));
-  RETURN_IF_ERROR(
-      CheckText("model_fingerprint", request.model_fingerprint(), kvstore::kMaxFingerprintBytes));
-  RETURN_IF_ERROR(CheckText("rank.group", request.rank().group(), kvstore::kMaxNameBytes));
-  spec.name = request.name();
-  spec.model_fingerprint = request.model_fingerprint();
-  spec.capacity_bytes = request.capacity_bytes();
-  spec.quota_bytes = request.quota_bytes();
-  RETURN_IF_ERROR(CheckRank(request.rank()));
 namespace {
 
 absl::StatusOr<kvstore::PrefillReport> PrefillReportOf(const v1::PrefillCost& message) {
@@ -226,6 +226,17 @@ absl::StatusOr<kvstore::PrefillReport> PrefillReportOf(const v1::PrefillCost& me
 
 }  // namespace
 
+absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request) {
+  kvstore::CacheSpec spec;
+  RETURN_IF_ERROR(CheckText("name", request.name(), kvstore::kMaxNameBytes));
+  RETURN_IF_ERROR(
+      CheckText("model_fingerprint", request.model_fingerprint(), kvstore::kMaxFingerprintBytes));
+  RETURN_IF_ERROR(CheckText("rank.group", request.rank().group(), kvstore::kMaxNameBytes));
+  spec.name = request.name();
+  spec.model_fingerprint = request.model_fingerprint();
+  spec.capacity_bytes = request.capacity_bytes();
+  spec.quota_bytes = request.quota_bytes();
+  RETURN_IF_ERROR(CheckRank(request.rank()));
   spec.rank = {.group = request.rank().group(),
                .rank = request.rank().rank(),
                .rank_count = request.rank().rank_count(),
@@ -239,6 +250,9 @@ absl::StatusOr<kvstore::PrefillReport> PrefillReportOf(const v1::PrefillCost& me
   ASSIGN_OR_RETURN(const auto index,
                    IndexOf(request.has_default_index(), request.default_index(), "default_index"));
   spec.default_index = index.value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 4, 8});
+  if (request.has_prefill_cost()) {
+    ASSIGN_OR_RETURN(spec.prefill, PrefillReportOf(request.prefill_cost()));
+  }
   return spec;
 }
 
@@ -250,9 +264,6 @@ absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request) 
 }
 
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
-  if (request.has_prefill_cost()) {
-    ASSIGN_OR_RETURN(spec.prefill, PrefillReportOf(request.prefill_cost()));
-  }
                                                                 const v1::IndexSpec& spec,
                                                                 const std::string& field) {
   if (!present) return std::nullopt;
@@ -305,6 +316,7 @@ absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& requ
   spec.sink_tokens = sink;
   spec.rebuild = request.has_rebuild();
   spec.rebuild_drift = request.rebuild().drift_ratio();
+  spec.rebuild_tokens = request.rebuild().new_tokens();
   return spec;
 }
 
@@ -338,7 +350,6 @@ absl::StatusOr<kvstore::RowPart> RowPartOf(v1::RowPart part, const std::string& 
 
 absl::StatusOr<std::vector<uint32_t>> PositionsOf(
     uint32_t count, const google::protobuf::RepeatedField<uint32_t>& positions,
-  spec.rebuild_tokens = request.rebuild().new_tokens();
     const std::string& field) {
   if (count == 0) return InvalidArgument(field + ".count", "0, must be at least 1");
   if (positions.empty() || static_cast<uint32_t>(positions.size()) % count != 0) {

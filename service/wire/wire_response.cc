@@ -52,6 +52,7 @@ static_assert(static_cast<int>(kvstore::LayerKind::kSelected) == v1::LAYER_KIND_
 static_assert(static_cast<int>(kvstore::LayerKind::kFull) == v1::LAYER_KIND_FULL);
 static_assert(static_cast<int>(kvstore::LayerKind::kWindow) == v1::LAYER_KIND_WINDOW);
 static_assert(static_cast<int>(kvstore::LayerKind::kNone) == v1::LAYER_KIND_NONE);
+static_assert(static_cast<int>(kvstore::LayerKind::kValues) == v1::LAYER_KIND_VALUES);
 static_assert(static_cast<int>(kvstore::Verdict::kFitsNow) == v1::VERDICT_FITS_NOW);
 static_assert(static_cast<int>(kvstore::Verdict::kFitsAfterEviction) == v1::VERDICT_AFTER_EVICTION);
 static_assert(static_cast<int>(kvstore::Verdict::kRetryable) == v1::VERDICT_LATER);
@@ -147,7 +148,6 @@ void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message) 
   message->set_codebook_bytes(progress.codebook_bytes);
 }
 
-void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
 static void ToWire(const kvstore::PrefillReport& report, v1::PrefillCost* message) {
   message->set_measured(report.measured);
   message->set_seconds_per_token_squared(report.cost.seconds_per_token_squared);
@@ -155,6 +155,7 @@ static void ToWire(const kvstore::PrefillReport& report, v1::PrefillCost* messag
   message->set_seconds(report.cost.seconds);
 }
 
+void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   message->set_cache_id(info.cache_id);
   message->set_tenant(info.tenant);
   message->set_name(info.spec.name);
@@ -163,8 +164,8 @@ static void ToWire(const kvstore::PrefillReport& report, v1::PrefillCost* messag
     ToWire(group, message->add_layer_groups());
   if (info.spec.kind == kvstore::CacheKind::kRows) {
     codec::Encode(info.spec.default_index, message->mutable_default_index());
-  }
     ToWire(info.prefill, message->mutable_prefill_cost());
+  }
   message->set_capacity_bytes(info.capacity_bytes);
   message->set_used_bytes(info.used_bytes);
   message->set_quarantined_bytes(info.quarantined_bytes);

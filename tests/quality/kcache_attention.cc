@@ -92,12 +92,11 @@ KCacheAttention::~KCacheAttention() {
 
 void KCacheAttention::OpenCache(const std::string& fingerprint) {
   auto group = Sized<pqc_layer_group>();
-  group.kind = PQC_LAYERS_FULL;  // no index: the engine selects
+  group.kind = PQC_LAYERS_VALUES;  // the engine has the keys
   group.layers = stored_layers_.data();
   group.layer_count = static_cast<uint32_t>(stored_layers_.size());
   group.kv_heads = config_.kv_heads;
   group.query_heads = config_.query_heads;
-  group.key_dim = config_.head_dim;
   group.value_dim = config_.head_dim;
   group.dtype = options_.dtype;
   group.softmax_scale = 1.0f;
@@ -140,8 +139,8 @@ void KCacheAttention::Prefill(const tinylm::KvChunk& chunk) {
     }
   }
   const uint64_t shape[3] = {chunk.token_count, config_.kv_heads, config_.head_dim};
-  const pqc_tensor keys = Borrow(chunk.k, shape), values = Borrow(chunk.v, shape);
-  Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, &keys, &values), "pqc_ingest");
+  const pqc_tensor values = Borrow(chunk.v, shape);
+  Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, nullptr, &values), "pqc_ingest");
 }
 
 KCacheAttention::Selected KCacheAttention::Select(const DecodeArgs& args, uint32_t kv_head,
@@ -251,7 +250,7 @@ void KCacheAttention::Decode(const DecodeArgs& args) {
   });
   AttendStored(args, selected, lse.data());
   const size_t row_floats = size_t{kv_heads} * dim;
-  new_rows_.push_back({args.layer, {args.k, args.k + row_floats}, {args.v, args.v + row_floats}});
+  new_rows_.push_back({args.layer, {args.v, args.v + row_floats}});
 
   for (uint32_t head = 0; head < heads; ++head) {
     std::copy_n(args.v + size_t{head / (heads / kv_heads)} * dim, dim, &own_values[head * dim]);
@@ -270,7 +269,6 @@ void KCacheAttention::EndStep() {
   for (const NewRows& from : new_rows_) {
     auto& to = rows.emplace_back(Sized<pqc_layer_rows>());
     to.layer = from.layer;
-    to.keys = Borrow(from.k.data(), shape);
     to.values = Borrow(from.v.data(), shape);
   }
   Check(pqc_step_end(std::exchange(step_, nullptr), rows.data(), static_cast<uint32_t>(rows.size()),

@@ -61,10 +61,10 @@ class KCacheAttention : public tinylm::Attention {
     void Append(const float* key, uint32_t head_dim, uint32_t position);
     std::vector<float> panels;
   };
-  // K and V of the step's token, [kv_heads, head_dim].
+  // V of the step's token, [kv_heads, head_dim].
   struct NewRows {
     uint32_t layer = 0;
-    std::vector<float> k, v;
+    std::vector<float> v;
   };
   // The tokens of one kv head that its query heads have selected.
   struct Selected {

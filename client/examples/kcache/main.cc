@@ -114,10 +114,10 @@ int main(int argc, char** argv) {
     const float* key = &k[((1000 + head) * kHeads + head / kGroup) * kDim];
     for (uint32_t d = 0; d < kDim; ++d) q[head * kDim + d] = 3 * key[d];
   }
-  const pqcached::LayerGroup layers{.layers = {0},
+  const pqcached::LayerGroup layers{.kind = PQC_LAYERS_VALUES,  // the engine has the keys
+                                    .layers = {0},
                                     .kv_heads = kHeads,
                                     .query_heads = kQueryHeads,
-                                    .key_dim = kDim,
                                     .value_dim = kDim};
   auto client = Must(pqcached::Client::Open({.endpoint = argv[1]}));
   auto cache = Must(client.OpenCache({.name = "kcache",
@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
                                       .groups = {layers},
                                       .capacity_bytes = 64 << 20}));
   auto sequence = Must(cache.CreateSequence());
-  Must(sequence.Ingest(0, 0, {k, {kTokens, kHeads, kDim}}, {v, {kTokens, kHeads, kDim}}));
+  Must(sequence.Ingest(0, 0, {}, {v, {kTokens, kHeads, kDim}}));
 
   // No index is built: the engine selects by its own keys.
   const Scores scores = Score(k, q);

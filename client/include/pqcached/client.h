@@ -250,16 +250,17 @@ PQC_API void pqc_free(void* memory);
 typedef struct pqc_cache pqc_cache;
 
 /* Rows of all tokens are stored in all layers but those of PQC_LAYERS_NONE. Only selected layers
- * have an index: a cache without any refuses builds (PQC_FAILED_PRECONDITION). A query of a full
- * layer takes all candidates of its selection, whatever its budget and index. A query of a window
- * layer takes no tokens (output 0, lse -inf): the engine or pqc_step_decode attends to the layer's
- * own window. pqc_attend_range and pqc_attend_positions read any stored layer. */
+ * have an index, without which builds are PQC_FAILED_PRECONDITION. A query of a full layer takes
+ * all candidates of its selection, that of a window layer none (output 0, lse -inf): the engine or
+ * pqc_step_decode attends to the window. pqc_attend_range and _positions read all but values. */
 typedef enum pqc_layer_kind {
   PQC_LAYERS_SELECTED = 1, /* attends to tokens that are selected by an index */
   PQC_LAYERS_FULL = 2,     /* attends to all tokens */
-  PQC_LAYERS_WINDOW = 3,   /* attends to its last window_tokens tokens; this version keeps the rows
-                              of earlier tokens as well */
-  PQC_LAYERS_NONE = 4      /* nothing is stored: the engine keeps these layers itself */
+  PQC_LAYERS_WINDOW = 3,   /* attends to its last window_tokens tokens; all rows are kept */
+  PQC_LAYERS_NONE = 4,     /* nothing is stored: the engine keeps these layers itself */
+  /* Rows are values, with empty keys in all calls: the engine keeps the keys (KCache), and attends
+   * by pqc_step_attend_positions with logits; other queries are PQC_FAILED_PRECONDITION. */
+  PQC_LAYERS_VALUES = 5
 } pqc_layer_kind;
 
 /* Rotation of the keys, for indexes that keep pairs of dims together (pqc_subspace_layout). Keys
@@ -280,10 +281,10 @@ typedef struct pqc_layer_group {
   uint32_t kv_heads;      /* 1..256; at most 64 query heads each */
   uint32_t query_heads;   /* a multiple of kv_heads, at most 1024; query head h reads kv head h /
                              (query_heads / kv_heads) */
-  uint32_t key_dim;       /* 32..256, a multiple of 8 */
+  uint32_t key_dim;       /* 32..256, a multiple of 8; 0 for PQC_LAYERS_VALUES */
   uint32_t value_dim;     /* 32..256, a multiple of 8 */
   pqc_dtype dtype;        /* format of the stored rows */
-  float softmax_scale;    /* factor of the logits; 0 = 1 / sqrt(key_dim) */
+  float softmax_scale;    /* factor of the logits; 0 = 1 / sqrt(key_dim); of no use for values */
   float softcap;          /* logits become softcap * tanh(logits / softcap); 0 = none */
   pqc_rope_layout rope_layout; /* of the first that opens the cache; UNKNOWN joins others */
   double rope_theta;
@@ -320,8 +321,7 @@ typedef struct pqc_index {
 typedef struct pqc_cache_spec {
   size_t struct_size;
   const char* name;              /* 1..128 bytes */
-  const char* model_fingerprint; /* 1..256 bytes that name everything that makes K and V differ:
-                                    weights revision, RoPE scaling, adapters */
+  const char* model_fingerprint; /* 1..256 bytes: weights revision, RoPE, all that changes K or V */
   const pqc_layer_group* groups; /* [group_count] */
   uint32_t group_count;          /* 1..16 */
   /* Memory of the cache's pool, which is promised to it. 0: the pool grows with its use, as long as
@@ -391,24 +391,21 @@ PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 /* Returns the sidecar's id of the sequence, as pqcachectl prints it; 0 for NULL. Never fails. */
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
-/* Removes the tokens from `token_count` on in all layers, so that `token_count` tokens remain, and
- * their names (pqc_row_options). Removing all tokens removes the indexes too: a live index starts
- * again with the next rows, another one has to be built again. Leases of other clients on the
- * removed tokens are revoked.
+/* Removes the tokens from `token_count` on in all layers, and their names. Removing all tokens
+ * removes the indexes too: a live index starts again with the next rows, another one has to be
+ * built again. Leases of other clients on the removed tokens are revoked.
  *
  * Errors: PQC_INVALID_ARGUMENT  token_count is more than the sequence has
  *         PQC_ABORTED           another call changes the sequence, or a step has it: repeat */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
 
 /* Content key: the engine's name of 128 tokens, for engines that do not know token ids. Keys differ
- * where the tokens differ. A key need not cover the tokens before its own: the sidecar chains
- * them. */
+ * where the tokens differ, and need not cover the tokens before: the sidecar chains them. */
 typedef struct pqc_content_key {
   uint8_t bytes[16];
 } pqc_content_key;
 
-/* Options of sequences that share prefixes, have a live index, or are tied to other ranks'
- * sequences. */
+/* Options of sequences that share prefixes, have a live index, or are tied to other ranks' ones. */
 typedef struct pqc_sequence_options {
   size_t struct_size;
   /* Token ids of the prompt, as far as known, at most 2^22. The sequence begins with their longest
@@ -569,7 +566,7 @@ PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t f
 typedef struct pqc_layer_rows {
   size_t struct_size;
   uint32_t layer;
-  pqc_tensor keys;   /* [tokens, kv_heads, key_dim] */
+  pqc_tensor keys;   /* [tokens, kv_heads, key_dim]; empty (ndim 0) for PQC_LAYERS_VALUES */
   pqc_tensor values; /* [tokens, kv_heads, value_dim] */
 } pqc_layer_rows;
 

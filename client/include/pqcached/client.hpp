@@ -32,6 +32,7 @@
 #ifndef PQCACHED_CLIENT_HPP_
 #define PQCACHED_CLIENT_HPP_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -279,9 +280,9 @@ class Client {
     c.kv_head_begin = spec.kv_head_begin;
     c.layer_begin = spec.layer_begin;
     c.numa_node = spec.numa_node;
-    pqc_cache* cache = nullptr;
     c.prefill_measured = spec.prefill_measured ? 1 : 0;
     std::copy(spec.prefill_seconds.begin(), spec.prefill_seconds.end(), c.prefill_seconds);
+    pqc_cache* cache = nullptr;
     const pqc_status status = pqc_cache_open(handle_.get(), &c, &cache);
     if (status != PQC_OK) return Status(status);
     return Cache(cache, spec);

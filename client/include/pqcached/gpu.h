@@ -120,7 +120,7 @@ typedef struct pqc_gpu_options {
 /* Reserves memory on the device for steps of the cache. *gpu is set on PQC_OK, and NULL otherwise.
  * The handle shares ownership of the cache, and is closed before its client is.
  *
- * The stored layers have one shape, and any kind. In a layer of kind PQC_LAYERS_FULL,
+ * The stored layers have one shape, and any kind with keys. In a layer of kind PQC_LAYERS_FULL,
  * pqc_step_attend attends to all candidates of the step's selection as pqc_step_attend_range does
  * to a range, also in graphs; in one of kind PQC_LAYERS_WINDOW to no tokens. A cache without layers
  * of kind PQC_LAYERS_SELECTED needs no index: `index` and codes_bytes have no effect then.

@@ -86,12 +86,12 @@ typedef struct pqc_build_options {
    * codebook was trained on (mean squared distances; 1.25 is what live indexes use). At most
    * 1000000. */
   double rebuild_drift;
-} pqc_build_options;
-
   /* Met if the sequence has at least so many tokens that it did not have at the last build of the
    * index. Of an index that an earlier worker, or a build of another sequence, has built, and of a
    * live one that no call has built, all tokens count. */
   uint64_t rebuild_tokens;
+} pqc_build_options;
+
 /* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
  * rows of all layers. Returns when the index is complete. With a live index of the same kind it
  * waits until all rows are indexed, and iterations, seed and train_tokens have no effect, except

@@ -39,7 +39,7 @@ extern "C" {
  * step of a handle acquires a lease.
  *
  * The tensors are memory of the host, or all of them are memory of one GPU (PQC_CUDA). `stream` of
- * the first keys, a cudaStream_t, which may be NULL, is then the stream of the call: rows are
+ * the first one, a cudaStream_t, which may be NULL, is then the stream of the call: rows are
  * written after the work that it has received before, by a stream of the client's own. When the
  * call returns, or pqc_load_wait for a layer, the rows are there, and every stream may read them.
  * `blocks` and `slots` are host memory. The GPU reads the sidecar's memory where it can be
@@ -54,8 +54,9 @@ extern "C" {
  *                                  captures
  *         PQC_OUT_OF_RANGE         tokens that are not stored in a layer
  *         PQC_FAILED_PRECONDITION  no GPU, or no libpqcached_gpu.so (pqc_gpu_open)
- *         PQC_UNIMPLEMENTED        a GPU of a compute capability below 8.0; tensors on a GPU when
- *                                  the first keys are not
+ *         PQC_UNIMPLEMENTED        layers of kind PQC_LAYERS_VALUES on a GPU; a GPU of a compute
+ *                                  capability below 8.0; tensors on a GPU when the first ones are
+ *                                  not
  *         PQC_RESOURCE_EXHAUSTED   memory of the GPU or page-locked memory
  *         PQC_INTERNAL             the GPU has failed
  *         PQC_ABORTED              the sequence was truncated during the call: repeat, if it has

@@ -70,7 +70,8 @@ typedef struct pqc_position_lists {
  *                                  above the position before it; lists.logits; items[i].logits: a
  *                                  logit is NaN or +infinity
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity; on a GPU lists.capacity
- *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for
+ *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for; layer: it is of
+ *                                  kind PQC_LAYERS_VALUES, and there are no lists.logits
  *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU; lists.logits on the remote path
  *                                  with a libpqcached_rpc or a sidecar of an earlier release
  *         and those of pqc_step_topk but for the index's */

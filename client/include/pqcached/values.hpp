@@ -376,10 +376,10 @@ inline pqc_build_options BuildOptionsToC(const BuildOptions& options) {
   c.timeout_ms = options.timeout_ms;
   c.rebuild = options.rebuild ? 1 : 0;
   c.rebuild_drift = options.rebuild_drift;
+  c.rebuild_tokens = options.rebuild_tokens;
   if (options.progress) {
     c.callback = [](void* context, const pqc_build_progress* progress) {
       return static_cast<const BuildOptions*>(context)->progress(*progress) ? 1 : 0;
-  c.rebuild_tokens = options.rebuild_tokens;
     };
     c.callback_context = const_cast<BuildOptions*>(&options);
   }

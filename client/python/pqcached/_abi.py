@@ -64,6 +64,7 @@ PQC_LAYERS_SELECTED = 1
 PQC_LAYERS_FULL = 2
 PQC_LAYERS_WINDOW = 3
 PQC_LAYERS_NONE = 4
+PQC_LAYERS_VALUES = 5
 
 # pqc_rope_layout
 PQC_ROPE_UNKNOWN = 0
@@ -91,8 +92,8 @@ PQC_SUM_SOFTMAX = 0
 PQC_MAX_SOFTMAX = 1
 PQC_MEAN_LOGIT = 2
 PQC_MAX_LOGIT = 3
-
 PQC_PER_QUERY_HEAD = 4
+
 # pqc_budget_kind
 PQC_BUDGET_RATIO = 0
 PQC_BUDGET_COUNT = 1
@@ -253,10 +254,10 @@ class CacheSpec(Sized):
         ("kv_head_begin", c_uint32),
         ("layer_begin", c_uint32),
         ("numa_node", c_int32),
-    ]
-
         ("prefill_seconds", c_double * 3),
         ("prefill_measured", c_uint32),
+    ]
+
 
 class ContentKey(Structure):
     _fields_ = [
@@ -361,11 +362,11 @@ class BuildOptions(Sized):
         ("callback_context", c_void_p),
         ("rebuild", c_uint32),
         ("rebuild_drift", c_double),
+        ("rebuild_tokens", c_uint64),
     ]
 
 
 class RowOptions(Sized):
-        ("rebuild_tokens", c_uint64),
     _fields_ = [
         ("struct_size", c_size_t),
         ("names_begin", c_uint64),

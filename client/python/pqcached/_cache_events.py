@@ -43,6 +43,8 @@ class CacheEvent:
     key: bytes
     parent: bytes
     token_end: int
+    tenant: str = ""
+    cache: str = ""
 
 
 def _event_of(event: Any, tenant: str, cache: str) -> CacheEvent:

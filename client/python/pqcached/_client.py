@@ -12,6 +12,7 @@ from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
 from ._cache_events import CacheEvents, PrefixKeys
 from ._enums import GpuPolicy, LayerKind, Path, PathChoice
+from ._errors import InvalidArgument
 from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, library
@@ -56,8 +57,8 @@ class Client(EventSource):
             rpc_library_path=text("rpc_library_path", rpc_library_path) or None,
             staging_slot_bytes=uint64("staging_slot_bytes", staging_slot_bytes),
             staging_slot_count=uint32("staging_slot_count", staging_slot_count))
-        self._library = library()
         self._tenant = tenant
+        self._library = library()
         clear_error_text()
         handle = ctypes.c_void_p()
         check(self._library.pqc_client_open(byref(options), byref(handle)))
@@ -88,11 +89,11 @@ class Client(EventSource):
         and V. capacity_bytes: size of the cache's pool; 0: it grows within the tenant's quota.
         default_index: of the calls of this handle that name no index; pq(4, 8) when not given.
         rank: for a model that spans several processes. numa_node: -1 or 0.
-
         prefill_seconds: a, b, c of the engine's prefill of n tokens in one layer, which takes
         a n^2 + b n + c seconds: live indexes, and builds with iterations=0, cluster the keys for as
         long (paper, section 3.3). prefill_measured: the sidecar measures it from the arrival of
         chunks. Neither: the sidecar's option, or what the open cache has.
+
         Raises FailedPrecondition (the cache exists with another fingerprint or shape),
         InvalidArgument (a limit), ResourceExhausted (no room for such a pool), Unimplemented (a
         kind of layer of later versions).
@@ -115,7 +116,7 @@ class Client(EventSource):
         with self._handle as client:
             check(self._library.pqc_cache_open(client, byref(spec), byref(handle)))
         assert handle.value
-        return Cache(self, handle.value, groups)
+        return Cache(self, handle.value, name, groups)
 
     def open_page_cache(self, name: str, *, capacity_bytes: int, quota_bytes: int = 0) -> PageCache:
         """Opens the tenant's page cache of this name; creates it if it does not exist.
@@ -194,7 +195,8 @@ class Cache(Closable):
     cache continues to exist.
     """
 
-    def __init__(self, client: Client, handle: int, groups: SequenceOf[LayerGroup]) -> None:
+    def __init__(self, client: Client, handle: int, name: str, groups: SequenceOf[LayerGroup]) -> None:
+        self._name = name
         self._client = client  # keeps the session alive
         self._library = client._library
         self._own(Handle("cache", handle, self._library.pqc_cache_close, client._handle), at_exit=False)

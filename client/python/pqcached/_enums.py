@@ -41,6 +41,7 @@ class LayerKind(enum.IntEnum):
     FULL = abi.PQC_LAYERS_FULL  # attends to all tokens
     WINDOW = abi.PQC_LAYERS_WINDOW  # attends to its last window_tokens tokens
     NONE = abi.PQC_LAYERS_NONE  # nothing is stored
+    VALUES = abi.PQC_LAYERS_VALUES  # rows are values; the engine keeps the keys
 
 
 class RopeLayout(enum.IntEnum):
@@ -87,8 +88,8 @@ class GroupRule(enum.IntEnum):
     MAX_SOFTMAX = abi.PQC_MAX_SOFTMAX
     MEAN_LOGIT = abi.PQC_MEAN_LOGIT
     MAX_LOGIT = abi.PQC_MAX_LOGIT
-
     PER_QUERY_HEAD = abi.PQC_PER_QUERY_HEAD  # a set of its own for each query head
+
 
 class BudgetKind(enum.IntEnum):
     RATIO = abi.PQC_BUDGET_RATIO

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref
-from typing import Any, List, Mapping, Tuple
+from typing import Any, List, Tuple
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
@@ -12,14 +12,14 @@ from ._arrays import ArrayLike, Tensor, tensor, tensor_to_fill
 from ._errors import Status
 from ._handle import Closable, Handle
 from ._library import check
-from ._steps import layer_rows
+from ._steps import LayerArrays, layer_rows
 
 
 def _target(name: str, array: ArrayLike) -> Tensor:
     return tensor_to_fill(name, array, tensor(name, array).device)
 
 
-def layer_targets(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], stream: int = 0) -> Tuple[Any, List[Any]]:
+def layer_targets(layers: LayerArrays, stream: int = 0) -> Tuple[Any, List[Any]]:
     """Returns what layer_rows returns, for arrays that a call writes. stream: of all of them, where
     it is not 0.
     """

@@ -11,7 +11,7 @@ import ctypes
 import dataclasses
 import threading
 from ctypes import byref
-from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
@@ -23,7 +23,7 @@ from ._library import check, error_of
 from ._load import layer_targets, token_range
 from ._names import TokenNames, pointer_to, row_options
 from ._options import BuildProgress, Index, from_c
-from ._steps import layer_rows
+from ._steps import LayerArrays, layer_rows
 
 
 _calling = threading.local()  # `progress` is set while this thread runs a callback of a build
@@ -280,7 +280,7 @@ class AsyncCalls(Closable):
 
         await self._operations.run(begin, None)
 
-    async def ingest_async(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+    async def ingest_async(self, first_position: int, layers: LayerArrays, *,
                            names: Optional[TokenNames] = None) -> None:
         """Stores the rows of several layers from `first_position` on, one layer after the other, each
         as a whole or not at all.
@@ -299,7 +299,7 @@ class AsyncCalls(Closable):
 
         await self._operations.run(begin, held)
 
-    async def load_async(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> None:
+    async def load_async(self, tokens: Tuple[int, int], layers: LayerArrays) -> None:
         """Like load(). The arrays are written until the operation has ended."""
         rows, held = layer_targets(layers)
         chosen = token_range(tokens)

@@ -102,7 +102,7 @@ class LayerGroup:
     layers: Sequence[int]  # absolute numbers, ascending, < 1024
     kv_heads: int  # 1..256
     query_heads: int  # a multiple of kv_heads, at most 1024
-    key_dim: int  # 32..256, a multiple of 8
+    key_dim: int  # 32..256, a multiple of 8; 0 for LayerKind.VALUES
     value_dim: int  # a multiple of 8, 32..256
     dtype: DType = DType.F16  # dtype of the stored rows; ingested rows may have another
     kind: LayerKind = LayerKind.SELECTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from ctypes import byref
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence as SequenceOf, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence as SequenceOf, Tuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ._names import TokenNames, pointer_to, row_options
 from ._operations import AsyncCalls, build_options
 from ._options import (Attention, BuildProgress, Index, LayerGroup, Progress, Scores, Selected, Selection,
                        SequenceInfo, from_c)
-from ._steps import Decoder, layer_rows
+from ._steps import Decoder, LayerArrays, layer_rows
 
 if TYPE_CHECKING:
     from ._client import Cache
@@ -165,22 +165,22 @@ class Sequence(AsyncCalls):
 
     # ---- Writing rows
 
-    def ingest(self, layer: int, first_position: int, keys: ArrayLike, values: ArrayLike, *,
+    def ingest(self, layer: int, first_position: int, keys: Optional[ArrayLike], values: ArrayLike, *,
                names: Optional[TokenNames] = None) -> None:
         """Stores consecutive prefill tokens of one layer: all of them or none.
 
         keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, or
         Paged; read in place. A range that is stored already is acknowledged; a gap, NaN and
-        infinity raise InvalidArgument. names: of any tokens of the sequence; they need to be given
+        infinity raise InvalidArgument. keys is None for a layer of LayerKind.VALUES. names: of any tokens of the sequence; they need to be given
         with one layer only.
         Raises FailedPrecondition after build_index (then use append), ResourceExhausted (the pool
         is full).
         """
-        k, v = tensor("keys", keys), tensor("values", values)
+        k, v = None if keys is None else tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
         options = row_options(names)
         with self._handle as sequence:
-            check(self._library.pqc_ingest_with(sequence, number, first, byref(k.c), byref(v.c),
+            check(self._library.pqc_ingest_with(sequence, number, first, None if k is None else byref(k.c), byref(v.c),
                                                 pointer_to(options)))
 
     def name_tokens(self, names: TokenNames) -> None:
@@ -189,7 +189,7 @@ class Sequence(AsyncCalls):
         with self._handle as sequence:
             check(self._library.pqc_sequence_name_tokens(sequence, pointer_to(options)))
 
-    def append(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+    def append(self, first_position: int, layers: LayerArrays, *,
                names: Optional[TokenNames] = None) -> int:
         """Appends new tokens to all stored layers at once; returns the sequence's token count.
 
@@ -204,7 +204,7 @@ class Sequence(AsyncCalls):
             check(self._library.pqc_append_with(sequence, first, rows, len(rows), pointer_to(options), byref(stored)))
         return stored.value
 
-    def enqueue_rows(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+    def enqueue_rows(self, first_position: int, layers: LayerArrays, *,
                      names: Optional[TokenNames] = None) -> None:
         """Passes on the prefill rows of all stored layers, and returns when they are copied.
 
@@ -409,7 +409,7 @@ class Sequence(AsyncCalls):
                                                 member(RowPart, "part", part), address, size))
         return rows
 
-    def load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+    def load(self, tokens: Tuple[int, int], layers: LayerArrays, *,
              stream: int = 0) -> None:
         """Copies the rows of the tokens [begin, end) to arrays of the engine.
 
@@ -425,7 +425,7 @@ class Sequence(AsyncCalls):
         with self._handle as sequence:
             check(self._library.pqc_load(sequence, chosen, rows, len(rows)))
 
-    def begin_load(self, tokens: Tuple[int, int], layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+    def begin_load(self, tokens: Tuple[int, int], layers: LayerArrays, *,
                    stream: int = 0) -> Load:
         """Begins load() in a thread of the library, layer by layer in the order of `layers`."""
         rows, held = layer_targets(layers, stream)
@@ -448,7 +448,11 @@ class Sequence(AsyncCalls):
         [kv_heads, group size * k].
         """
         layer = uint32("layer", layer)
-        chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)
+        group = self._group(layer)
+        given = np.asarray(positions)
+        if given.ndim == 2 and given.shape[0] == group.query_heads:
+            positions = given.reshape(group.kv_heads, -1)
+        chosen = positions_to_read("positions", positions, group.kv_heads)
         count = chosen.shape[1]
         rows, address, size = self._rows(layer, count, part, out)
         with self._handle as sequence:

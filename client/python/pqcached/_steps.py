@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ._sequence import Sequence
 
 
+# Layer -> (keys, values); keys is None for a layer of LayerKind.VALUES.
+LayerArrays = Mapping[int, Tuple[Optional[ArrayLike], ArrayLike]]
+
+
 class StepItem(NamedTuple):
     """A sequence's part in a step."""
 
@@ -44,17 +48,19 @@ class StepPages:
     lengths: np.ndarray[Any, Any]  # uint32 [items]: pages in each list of an item
 
 
-def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]],
+def layer_rows(layers: LayerArrays,
                describe: Callable[[str, ArrayLike], Tensor] = tensor) -> Tuple[Any, List[Any]]:
     """Returns the rows by layer as the library expects them, and the objects that keep their memory
     alive. describe: tensor, or tensor_to_fill for rows that a call writes.
     """
     rows, held = (abi.LayerRows * len(layers))(), []
     for row, (layer, (keys, values)) in zip(rows, layers.items()):
-        k, v = describe(f"layers[{layer}].keys", keys), describe(f"layers[{layer}].values", values)
-        held += [k, v]
         row.struct_size, row.layer = ctypes.sizeof(abi.LayerRows), uint32("layer", layer)
-        row.keys, row.values = k.c, v.c
+        if keys is not None:
+            held.append(describe(f"layers[{layer}].keys", keys))
+            row.keys = held[-1].c
+        held.append(describe(f"layers[{layer}].values", values))
+        row.values = held[-1].c
     return rows, held
 
 
@@ -109,7 +115,7 @@ class Step(Closable):
 
         queries: [query_tokens of all items, query_heads, key_dim].
         """
-        kv_heads = self._items[0].sequence._group(layer).kv_heads
+        group = self._items[0].sequence._group(layer)
         borrowed, terms = tensor("queries", queries), self._terms(selection)
         bound = selection or self._selection
         sets = group.kv_heads if bound is None else bound.set_count(group)
@@ -299,7 +305,7 @@ class Step(Closable):
         set_attention(attention, output, lse, shape, False, log_base)
         return tensor("queries", queries), attention, found
 
-    def end(self, layers: Optional[Mapping[int, Tuple[ArrayLike, ArrayLike]]] = None,
+    def end(self, layers: Optional[LayerArrays] = None,
             accepted: Optional[SequenceOf[int]] = None,
             names: Optional[SequenceOf[Optional[TokenNames]]] = None) -> None:
         """Appends the rows of the new tokens and closes the step, even if it raises.

@@ -49,7 +49,7 @@ def settled(sequence):
 def measure(cache, tokens, named=True):
     random = np.random.default_rng(1)
     rows = random.standard_normal((tokens + DECODED_TOKENS, HEADS, DIM), np.float32).astype(np.float16)
-    sequence = cache.create_sequence(token_ids=np.arange(tokens, dtype=np.uint32), live_index=True)
+    sequence = cache.create_sequence(token_ids=np.arange(tokens, dtype=np.uint32) if named else None, live_index=True)
     for first in range(0, tokens, CHUNK_TOKENS):
         piece = rows[first:min(first + CHUNK_TOKENS, tokens)]
         for layer in range(LAYERS):

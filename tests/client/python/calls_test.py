@@ -278,6 +278,10 @@ class CallsTest(DaemonTest):
             sequence.build_index(index, rebuild=True, rebuild_drift=-1)
         with self.fails(pqcached.InvalidArgument, "options.rebuild_drift"):
             sequence.build_index(index, rebuild_drift=2)
+        with self.fails(pqcached.AlreadyExists, "0 tokens are new, fewer than 1"):
+            sequence.build_index(index, rebuild=True, rebuild_tokens=1)
+        with self.fails(pqcached.InvalidArgument, "options.rebuild_tokens"):
+            sequence.build_index(index, rebuild_tokens=1)
 
     def test_builds_end_when_the_callback_says_so(self):
         layers = range(8)
@@ -293,10 +297,6 @@ class CallsTest(DaemonTest):
         layers = range(8)
         for error in (ZeroDivisionError, KeyboardInterrupt):
             sequence = self.cache(layers=layers).create_sequence()
-        with self.fails(pqcached.AlreadyExists, "0 tokens are new, fewer than 1"):
-            sequence.build_index(index, rebuild=True, rebuild_tokens=1)
-        with self.fails(pqcached.InvalidArgument, "options.rebuild_tokens"):
-            sequence.build_index(index, rebuild_tokens=1)
             for layer in layers:
                 sequence.ingest(layer, 0, self.layer.keys, self.layer.values)
 

@@ -128,9 +128,9 @@ class RefusalsTest(DaemonTest):
             sequence.fetch_blocks(0, (0, 4), 7)
 
     def test_caches(self):
-        def open_cache(name="refused", fingerprint="m", groups=None, capacity=1 << 20):
+        def open_cache(name="refused", fingerprint="m", groups=None, capacity=1 << 20, **named):
             self.client.open_cache(name, model_fingerprint=fingerprint, groups=groups or [group()],
-                                   capacity_bytes=capacity)
+                                   capacity_bytes=capacity, **named)
 
         invalid = pqcached.InvalidArgument
         layers = pqcached.LayerGroup

@@ -115,8 +115,10 @@ Result RunChosen(Level level, const Problem& problem, const std::vector<uint32_t
   return Run(level, problem, &tokens);
 }
 
-// Attends by logits that are computed here; keys and queries are not passed.
-Result RunScored(Level level, const Problem& problem, const std::vector<uint32_t>& tokens) {
+// Attends by logits that are computed here; keys and queries are not passed. `rows_have_keys`
+// false: the rows begin with the values.
+Result RunScored(Level level, const Problem& problem, const std::vector<uint32_t>& tokens,
+                 bool rows_have_keys = true) {
   const AttendShape& shape = problem.shape;
   Result result;
   result.output.assign(size_t{problem.HeadCount()} * shape.value_dim, 99.0f);
@@ -142,11 +144,14 @@ Result RunScored(Level level, const Problem& problem, const std::vector<uint32_t
   std::vector<RowSpan> spans = rows.spans;
   for (RowSpan& span : spans) {
     span.rows = rows.bytes.data() + (span.rows - problem.rows.bytes.data());
+    if (!rows_have_keys) span.rows += key_bytes;
   }
+  AttendShape row_shape = shape;
+  if (!rows_have_keys) row_shape.key_dim = 0;
   std::vector<uint32_t> positions;
   for (const uint32_t token : tokens) positions.push_back(rows.positions[token]);
   std::vector<std::byte> scratch(AttendScratchBytes(shape) + 1);
-  AttendScored(Exec{level}, {.shape = shape,
+  AttendScored(Exec{level}, {.shape = row_shape,
                              .scale = 1000.0f,
                              .softcap = 1e-3f,
                              .spans = spans,
@@ -508,6 +513,9 @@ TEST_P(AttendTest, RandomShapesMatch) {
 
 void ExpectScoredMatches(Level level, const Problem& problem, const std::vector<uint32_t>& tokens) {
   ExpectClose(level, problem, RunScored(level, problem, tokens), Expected(problem, tokens));
+  const Result scored = RunScored(level, problem, tokens);
+  const Result of_values = RunScored(level, problem, tokens, /*rows_have_keys=*/false);
+  EXPECT_TRUE(of_values.output == scored.output && of_values.lse == scored.lse);
 }
 
 TEST_P(AttendTest, GivenLogitsMatchAroundBlockBoundaries) {

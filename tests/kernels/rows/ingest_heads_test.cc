@@ -1,5 +1,5 @@
-// IngestHeads: every level writes the bytes that scalar conversion gives, over all heads, and names the first
-// offender. Whether it goes token by token or head by head shows in no byte.
+// IngestHeads: every level writes the bytes that scalar conversion gives, over all heads, and names
+// the first offender. Whether it goes token by token or head by head shows in no byte.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -191,6 +191,20 @@ TEST_P(IngestHeadsTest, ConvertsBetweenAllTypesAtAnyTokenAndHeadCount) {
           ASSERT_NO_FATAL_FAILURE(IngestAndExpect(GetParam(), key, value, to));
           ASSERT_NO_FATAL_FAILURE(IngestAndExpect(GetParam(), key, value, to, 6, 2));
         }
+      }
+    }
+  }
+}
+
+TEST_P(IngestHeadsTest, RowsMayBeValuesAlone) {
+  for (const DType from : kAllDTypes) {
+    for (const DType to : kAllDTypes) {
+      for (const uint32_t dim : {8u, 40u, 64u}) {
+        HeadsTensor no_key = MakeHeads(from, {65, 3, 0}, 1);
+        HeadsTensor value = MakeHeads(from, {65, 3, dim}, dim);
+        ASSERT_NO_FATAL_FAILURE(IngestAndExpect(GetParam(), no_key, value, to, 6, 2));
+        value.Set(64, 1, 7, kNan);
+        ASSERT_NO_FATAL_FAILURE(IngestAndExpect(GetParam(), no_key, value, to));
       }
     }
   }

@@ -133,6 +133,20 @@ class UnpackTest : public testing::TestWithParam<Level> {};
 INSTANTIATE_TEST_SUITE_P(AllLevels, UnpackTest, testing::ValuesIn(AvailableLevels()),
                          LevelTestName);
 
+TEST_P(UnpackTest, RowsMayBeValuesAlone) {
+  for (const DType from : kAllDTypes) {
+    for (const DType to : kAllDTypes) {
+      for (const uint32_t value_dim : {32u, 40u, 256u}) {
+        const Shape shape{33, 3, 0, value_dim};
+        std::vector<RowData> heads = MakeHeads(from, shape);
+        for (const Layout layout : kLayouts) {
+          ExpectUnpacks(GetParam(), heads, shape, to, Layout::kTokensHeads, layout, 0, true);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(UnpackTest, ConvertsBetweenAllTypesAtAnyTokenAndHeadCount) {
   for (const DType from : kAllDTypes) {
     for (const uint32_t tokens : {0u, 1u, 7u, 31u, 32u, 33u, 65u}) {

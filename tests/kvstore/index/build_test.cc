@@ -284,8 +284,8 @@ TEST(Build, MakesTheSequenceReadyAndItsSegmentsSealed) {
     EXPECT_EQ(layer.row_count, 310u);
   }
   EXPECT_EQ(info->row_bytes, 310u * 2 * 2 * 72 * 4);
-  // Per layer and kv head: m=2 b=4 are nibbles, one byte a token; 256 counts and 257 begins of lists
-  // per segment; two bytes a listed token.
+  // Per layer and kv head: m=2 b=4 are nibbles, one byte a token; 256 counts and 257 begins of
+  // lists per segment; two bytes a listed token.
   EXPECT_EQ(info->index_bytes, 4u * (310 + 4 * (256 * 4 + 257 * 2) + 310 * 2));
   EXPECT_EQ(info->used_bytes, sequence.store().ListCaches("").front().used_bytes);
 }

@@ -1,4 +1,5 @@
-// BuildIndex of an index that exists: what readers see until the new one is done, and what it covers then.
+// BuildIndex of an index that exists: what readers see until the new one is done, and what it
+// covers then.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -261,7 +262,6 @@ TEST(Rebuild, ByDriftOnlyWhenKeysHaveDrifted) {
   EXPECT_TRUE(absl::IsAlreadyExists(plain)) << plain;
 }
 
-TEST(Rebuild, ALiveIndexGoesOnWithTheNewCodebooks) {
 absl::Status RebuildAfter(TestSequence& sequence, uint64_t new_tokens, double drift = 0) {
   const BuildSpec spec{.index = kIndex,
                        .iterations = 6,
@@ -304,6 +304,7 @@ TEST(Rebuild, ByTokensOfALiveIndexCountsFromItsLastBuild) {
   EXPECT_TRUE(absl::IsAlreadyExists(RebuildAfter(sequence, kTail)));
 }
 
+TEST(Rebuild, ALiveIndexGoesOnWithTheNewCodebooks) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);

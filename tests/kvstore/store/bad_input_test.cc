@@ -522,7 +522,7 @@ TEST_F(BadInput, CacheSpecs) {
   expect([](CacheSpec& s) { s.groups[0].softmax_scale = -1; }, invalid,
          "layer_groups[0].softmax_scale");
   expect([](CacheSpec& s) { s.groups[0].softcap = NAN; }, invalid, "layer_groups[0].softcap");
-  expect([](CacheSpec& s) { s.groups[0].kind = LayerKind{5}; }, invalid, "layer_groups[0].kind");
+  expect([](CacheSpec& s) { s.groups[0].kind = LayerKind{6}; }, invalid, "layer_groups[0].kind");
   expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kNone; }, invalid, "layer_groups");
   expect([](CacheSpec& s) { s.default_index = Pq(16, 0); }, invalid, "default_index.pq.bits");
   expect([](CacheSpec& s) { s.groups[0].key_dim = 40, s.default_index = Pq(16, 4); }, invalid,

@@ -11,8 +11,8 @@ namespace {
 
 using grpc::StatusCode;
 
-// Peers limit headers to 8 KiB. gRPC writes a byte of the message that is no printable ASCII as three,
-// and the details in base64, four for three.
+// Peers limit headers to 8 KiB. gRPC writes a byte of the message that is no printable ASCII as
+// three, and the details in base64, four for three.
 size_t HeaderBytes(const grpc::Status& status) {
   size_t bytes = std::string("grpc-message").size() + std::string("grpc-status-details-bin").size();
   for (const char byte : status.error_message()) {

@@ -369,7 +369,7 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
         }),
         invalid, "default_index.pq.layout");
   Check("kind", open(group([](G& g) { g.clear_kind(); })), invalid, "layer_groups[0].kind");
-  Check("other kind", open(group([](G& g) { g.set_kind(static_cast<v1::LayerKind>(5)); })), invalid,
+  Check("other kind", open(group([](G& g) { g.set_kind(static_cast<v1::LayerKind>(6)); })), invalid,
         "layer_groups[0].kind");
   Check("window of nothing", open(group([](G& g) { g.set_kind(v1::LAYER_KIND_WINDOW); })), invalid,
         "layer_groups[0].window_tokens");

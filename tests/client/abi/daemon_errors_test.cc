@@ -149,7 +149,7 @@ TEST_P(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   };
   pqc_selection selection = PQC_INIT(pqc_selection);
   selection.ratio = 0.5;
-  SetRaw(4, &selection.group_rule);
+  SetRaw(5, &selection.group_rule);
   Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.group_rule");
   SetRaw(0, &selection.group_rule);
   SetRaw(2, &selection.budget);
@@ -218,7 +218,7 @@ TEST_P(DaemonErrorsTest, CachesHaveLimits) {
   spec.groups[0].key_dim = 36;
   Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].key_dim");
   spec = SpecOf("limits", {0});
-  SetRaw(5, &spec.groups[0].kind);
+  SetRaw(6, &spec.groups[0].kind);
   Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].kind");
   spec.groups[0].kind = PQC_LAYERS_WINDOW;
   Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].window_tokens");

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -289,11 +290,25 @@ struct Scores {
       sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
 };
 
+// Leaves new elements as they are: for memory that is written once, and completely.
+template <typename T>
+struct UnclearedAllocator : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = UnclearedAllocator<U>;
+  };
+  template <typename U>
+  void construct(U* place) noexcept {
+    ::new (static_cast<void*>(place)) U;
+  }
+};
+using FetchedBytes = std::vector<std::byte, UnclearedAllocator<std::byte>>;
+
 struct Rows {
   kernels::DType dtype = kernels::DType::kF16;
   uint32_t kv_heads = 0, tokens = 0, dim = 0;
-  std::vector<std::byte> data;  // [kv_heads, tokens, dim]
-  uint64_t rows_epoch = 0;      // see Snapshot
+  FetchedBytes data;        // [kv_heads, tokens, dim]
+  uint64_t rows_epoch = 0;  // see Snapshot
 };
 
 // A partial attention over the selected tokens: the engine merges it with its

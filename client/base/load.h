@@ -33,6 +33,8 @@ class LoadSink {
   virtual pqc_status Begin(const LoadLayer& layer, uint64_t first_position) = 0;
   // Gives the mapping that has the rows of the next calls of Write; they stay until Finish.
   virtual pqc_status SetPool(const std::shared_ptr<Mapping>& pool) = 0;
+  // Whether each Write costs so much that it should have as many rows as possible.
+  virtual bool needs_long_runs() const { return false; }
   // Writes rows of the layer, or begins to. A failure is returned by Finish. Thread-safe for
   // different rows.
   virtual void Write(const kvstore::RowRun& run) = 0;

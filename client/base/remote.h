@@ -108,6 +108,14 @@ struct FetchView {
   RowPart part = RowPart::kRow;
 };
 
+// Receives rows of all kv heads at consecutive positions of layers[layer]. `rows` [kv_heads], and
+// the rows, stay until `take` returns. False ends the call.
+struct RowRunSink {
+  void* context = nullptr;
+  bool (*take)(void* context, uint32_t layer, uint32_t first_position, uint32_t token_count,
+               const std::byte* const* rows) = nullptr;
+};
+
 struct PositionsView {
   const uint32_t* positions = nullptr;  // [kv_heads, count]
   uint32_t count = 0;
@@ -398,6 +406,12 @@ class Remote {
   // with an older sidecar, with which nothing is checked.
   virtual pqc_status FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
                                uint64_t* rows_epoch, RefusalBuffer* error) noexcept = 0;
+  // Since version 18: gives the rows of a range of several layers while more are received: layer by
+  // layer, and in each from the range's end to its begin. *rows_epoch is that of FetchRows. PQC_OK
+  // when the sink has ended the call.
+  virtual pqc_status ReadRows(const FetchView* layers, uint32_t layer_count,
+                              kvstore::TokenRange tokens, const RowRunSink& sink,
+                              uint64_t* rows_epoch, RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -75,6 +75,8 @@ class DeviceSink final : public LoadSink {
     return Note(set);
   }
 
+  bool needs_long_runs() const override { return true; }
+
   void Write(const kvstore::RowRun& run) override {
     {
       const base::MutexLock lock(&mutex_);

@@ -16,11 +16,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "client/base/remote.h"
 #include "client/rpc/event_stream.h"
 #include "client/rpc/pending_call.h"
+#include "client/rpc/rows_answer.h"
 #include "client/rpc/session.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/v1/admin.grpc.pb.h"
@@ -122,6 +124,9 @@ class RpcRemote final : public Remote {
                           RefusalBuffer* error) noexcept override;
   pqc_status FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
                        uint64_t* rows_epoch, RefusalBuffer* error) noexcept override;
+  pqc_status ReadRows(const FetchView* layers, uint32_t layer_count, kvstore::TokenRange tokens,
+                      const RowRunSink& sink, uint64_t* rows_epoch,
+                      RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;
@@ -164,13 +169,30 @@ class RpcRemote final : public Remote {
                           uint64_t first_position, const RowBlock& rows);
   grpc::Status IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                 const StagedRows& rows);
-  struct FetchAhead;
-  void StartFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
-                  FetchAhead* ahead) const;
-  // Waits for a call that was started before, or makes the call when there is none or it failed.
-  grpc::Status FinishFetch(const v1::FetchBlocksRequest& request, Deadline deadline,
-                           std::unique_ptr<UnaryCall<v1::FetchBlocksResponse>> started,
-                           v1::FetchBlocksResponse* response) const;
+  // Rows of one FetchBlocks call, a part of a larger read.
+  struct FetchPart {
+    uint32_t layer = 0;  // its number in the read
+    kvstore::TokenRange tokens;
+  };
+  // Returns the part that follows, of layer `layers.size()` after the last one. The first one
+  // follows the empty part at the range's end.
+  FetchPart PartAfter(FetchPart part, std::span<const FetchView> layers,
+                      kvstore::TokenRange tokens) const;
+  using FetchCall = UnaryCall<grpc::ByteBuffer>;
+  std::unique_ptr<FetchCall> StartFetch(const std::shared_ptr<grpc::Channel>& channel,
+                                        const Context& context, const FetchView& fetch,
+                                        kvstore::TokenRange tokens) const;
+  // Waits for a call that was started before, and repeats it when it failed; the first call of a
+  // read only when it is worth a repetition.
+  grpc::Status FinishFetch(const FetchView& fetch, kvstore::TokenRange tokens, Deadline deadline,
+                           bool is_first, std::unique_ptr<FetchCall> started,
+                           grpc::ByteBuffer* answer) const;
+  // Fetches the rows of a range of several layers in parts, several at a time and in turn by both
+  // connections. Takes them layer by layer, and in each the last part first. False of `take` ends
+  // the call. `rows_epoch`: that of FetchRows.
+  grpc::Status FetchParts(
+      std::span<const FetchView> layers, kvstore::TokenRange tokens, uint64_t* rows_epoch,
+      const std::function<bool(const RowsAnswer& rows, const FetchPart& part)>& take) const;
   // Reads of a selection what the client's version has.
   void EncodeSelection(const kvstore::Selection& selection, v1::Selection* message) const;
   // Returns the number of sets of a selection, as EncodeSelection encodes it.
@@ -206,7 +228,7 @@ class RpcRemote final : public Remote {
   mutable AbandonedCalls abandoned_calls_;        // outlives the channels
   const std::shared_ptr<grpc::Channel> channel_;  // for all other calls
   // Separate channel for long rows: with a stalled worker, the bytes that fill its socket do not
-  // block other calls.
+  // block other calls. Long reads use both.
   const std::shared_ptr<grpc::Channel> bulk_channel_;
   const std::unique_ptr<v1::KvCache::Stub> kv_;
   const std::unique_ptr<v1::Admin::Stub> admin_;

@@ -127,8 +127,8 @@ void ToWire(const pqc_row_options& names, v1::TokenNames* message) {
   message->set_content_keys(names.content_keys, names.content_key_count * sizeof(pqc_content_key));
 }
 
-const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,
-                             std::initializer_list<uint64_t> shape, std::string* reason) {
+bool IsTensorOf(const v1::Tensor& tensor, uint64_t data_bytes, DType dtype,
+                std::initializer_list<uint64_t> shape, std::string* reason) {
   uint64_t bytes = kernels::DTypeBytes(dtype);
   for (const uint64_t size : shape) bytes *= size;
   if (tensor.dtype() != ToWire(dtype)) {
@@ -138,12 +138,18 @@ const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,
     *reason = "another shape";
   } else if (tensor.strides_size() > 0) {
     *reason = "strides";
-  } else if (tensor.inline_data().size() != bytes) {
-    *reason = std::to_string(tensor.inline_data().size()) + " bytes";
+  } else if (data_bytes != bytes) {
+    *reason = std::to_string(data_bytes) + " bytes";
   } else {
-    return reinterpret_cast<const std::byte*>(tensor.inline_data().data());
+    return true;
   }
-  return nullptr;
+  return false;
+}
+
+const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,
+                             std::initializer_list<uint64_t> shape, std::string* reason) {
+  if (!IsTensorOf(tensor, tensor.inline_data().size(), dtype, shape, reason)) return nullptr;
+  return reinterpret_cast<const std::byte*>(tensor.inline_data().data());
 }
 
 }  // namespace pqcached::client

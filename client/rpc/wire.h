@@ -49,6 +49,10 @@ void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* 
 void ToWire(const RowBlock& rows, v1::LayerRows* message);
 void ToWire(const pqc_row_options& names, v1::TokenNames* message);
 
+// Returns whether a message, with `data_bytes` bytes of inline data, is a contiguous tensor of
+// exactly this dtype and shape; if not, sets the reason.
+bool IsTensorOf(const v1::Tensor& tensor, uint64_t data_bytes, DType dtype,
+                std::initializer_list<uint64_t> shape, std::string* reason);
 // Returns the bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason,
 // for any other.
 const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,

@@ -126,6 +126,15 @@ absl::StatusOr<QueryHandlers::TokenShape> QueryHandlers::TokenShapeOf(const Call
 
 absl::Status QueryHandlers::FetchBlocks(const Caller& caller, const v1::FetchBlocksRequest& request,
                                         v1::FetchBlocksResponse* response) {
+  FetchedBlocks fetched;
+  RETURN_IF_ERROR(FetchRows(caller, request, &fetched));
+  response->set_rows_epoch(fetched.rows_epoch);
+  for (const kvstore::Rows& rows : fetched.blocks) ToWire(rows, response->add_blocks());
+  return CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
+}
+
+absl::Status QueryHandlers::FetchRows(const Caller& caller, const v1::FetchBlocksRequest& request,
+                                      FetchedBlocks* fetched) {
   RETURN_IF_ERROR(CheckCount("ranges", request.ranges_size(), kMaxFetchRanges));
   ASSIGN_OR_RETURN(const kvstore::RowPart part, RowPartOf(request.part(), "part"));
   uint64_t token_count = 0;
@@ -146,11 +155,11 @@ absl::Status QueryHandlers::FetchBlocks(const Caller& caller, const v1::FetchBlo
     if (!rows.ok()) {
       return MoveField("tokens", absl::StrCat("ranges[", i, "]"), rows.status());
     }
-    const bool is_same = i == 0 || response->rows_epoch() == rows->rows_epoch;
-    response->set_rows_epoch(is_same ? rows->rows_epoch : 0);
-    ToWire(*std::move(rows), response->add_blocks());
+    const bool is_same = i == 0 || fetched->rows_epoch == rows->rows_epoch;
+    fetched->rows_epoch = is_same ? rows->rows_epoch : 0;
+    fetched->blocks.push_back(*std::move(rows));
   }
-  return CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
+  return absl::OkStatus();
 }
 
 absl::Status QueryHandlers::FetchTokens(const Caller& caller, const v1::FetchTokensRequest& request,
@@ -168,11 +177,11 @@ absl::Status QueryHandlers::FetchTokens(const Caller& caller, const v1::FetchTok
   }
   RETURN_IF_ERROR(CheckResponseBytes(uint64_t{request.count()} * token.bytes, max_message_bytes_));
   ASSIGN_OR_RETURN(
-      kvstore::Rows rows,
+      const kvstore::Rows rows,
       store_.FetchTokens(
           caller.session.tenant, request.sequence_id(), request.layer(),
           {request.positions().data(), static_cast<size_t>(request.positions_size())}, part));
-  ToWire(std::move(rows), response->mutable_rows());
+  ToWire(rows, response->mutable_rows());
   return CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
 }
 

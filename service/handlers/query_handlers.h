@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,12 @@
 #include "service/handlers/caller.h"
 
 namespace pqcached::service {
+
+// The content of a FetchBlocksResponse.
+struct FetchedBlocks {
+  std::vector<kvstore::Rows> blocks;
+  uint64_t rows_epoch = 0;
+};
 
 class QueryHandlers {
  public:
@@ -28,6 +35,9 @@ class QueryHandlers {
                      v1::ScoreResponse* response);
   absl::Status FetchBlocks(const Caller& caller, const v1::FetchBlocksRequest& request,
                            v1::FetchBlocksResponse* response);
+  // FetchBlocks for a caller that writes the message itself.
+  absl::Status FetchRows(const Caller& caller, const v1::FetchBlocksRequest& request,
+                         FetchedBlocks* fetched);
   absl::Status FetchTokens(const Caller& caller, const v1::FetchTokensRequest& request,
                            v1::FetchTokensResponse* response);
   absl::Status Attend(const Caller& caller, const v1::AttendRequest& request,

@@ -1,6 +1,12 @@
 #include "service/rpc/kv_cache_service.h"
 
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "service/base/refusal.h"
+#include "service/rpc/fetched_rows.h"
 #include "service/rpc/session_rpc.h"
+#include "service/wire/wire.h"
 
 namespace pqcached::service {
 
@@ -110,10 +116,25 @@ KvCacheService::Reactor* KvCacheService::Score(Context* context, const v1::Score
 }
 
 KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
-                                                     const v1::FetchBlocksRequest* request,
-                                                     v1::FetchBlocksResponse* response) {
-  return Answer<&QueryHandlers::FetchBlocks>(context, Rpc::kFetchBlocks, parts_.handlers.queries,
-                                             request, response);
+                                                     const grpc::ByteBuffer* request,
+                                                     grpc::ByteBuffer* response) {
+  return parts_.calls.Unary(
+      context, Rpc::kFetchBlocks, parts_.entrance,
+      [this, request, response](const Call& call) { return FetchInto(call, *request, response); });
+}
+
+absl::Status KvCacheService::FetchInto(const Call& call, grpc::ByteBuffer received,
+                                       grpc::ByteBuffer* response) {
+  v1::FetchBlocksRequest request;
+  if (!grpc::SerializationTraits<v1::FetchBlocksRequest>::Deserialize(&received, &request).ok()) {
+    return InvalidArgument("request", "is not a FetchBlocksRequest");
+  }
+  FetchedBlocks fetched;
+  RETURN_IF_ERROR(parts_.handlers.queries.FetchRows(call, request, &fetched));
+  grpc::ByteBuffer answer = ToBuffer(std::move(fetched));
+  RETURN_IF_ERROR(CheckResponseBytes(answer.Length(), parts_.config.max_message_bytes));
+  response->Swap(&answer);
+  return absl::OkStatus();
 }
 
 KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,

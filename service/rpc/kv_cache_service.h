@@ -18,9 +18,11 @@ namespace pqcached::service {
 
 class SessionStreams;
 
-// Ingest receives its messages as bytes: see IngestMessage.
+// Ingest receives its messages as bytes (IngestMessage), and FetchBlocks sends its answer so
+// (fetched_rows.h).
 class KvCacheService final
-    : public v1::KvCache::WithRawCallbackMethod_Ingest<v1::KvCache::CallbackService> {
+    : public v1::KvCache::WithRawCallbackMethod_FetchBlocks<
+          v1::KvCache::WithRawCallbackMethod_Ingest<v1::KvCache::CallbackService>> {
  public:
   struct Parts {
     const Config& config;
@@ -77,7 +79,7 @@ class KvCacheService final
 
   Reactor* TopK(Context*, const v1::TopKRequest*, v1::TopKResponse*) override;
   Reactor* Score(Context*, const v1::ScoreRequest*, v1::ScoreResponse*) override;
-  Reactor* FetchBlocks(Context*, const v1::FetchBlocksRequest*, v1::FetchBlocksResponse*) override;
+  Reactor* FetchBlocks(Context*, const grpc::ByteBuffer*, grpc::ByteBuffer*) override;
   Reactor* FetchTokens(Context*, const v1::FetchTokensRequest*, v1::FetchTokensResponse*) override;
   Reactor* Attend(Context*, const v1::AttendRequest*, v1::AttendResponse*) override;
   Reactor* AttendRange(Context*, const v1::AttendRangeRequest*, v1::AttendRangeResponse*) override;
@@ -100,6 +102,8 @@ class KvCacheService final
                                 return (handlers.*kMethod)(call, *request, response);
                               });
   }
+
+  absl::Status FetchInto(const Call& call, grpc::ByteBuffer received, grpc::ByteBuffer* response);
 
   const Parts parts_;
   const std::unique_ptr<SessionStreams> streams_;

@@ -80,8 +80,9 @@ void ToWire(const kvstore::Attention& attention, const std::vector<uint64_t>& qu
 // Moves the bytes out of `image`.
 void ToWire(kvstore::VersionedImage image, v1::Attachment* message);
 void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescription* message);
-// Moves the bytes out of `rows`.
-void ToWire(kvstore::Rows rows, v1::Tensor* tensor);
+void ToWire(const kvstore::Rows& rows, v1::Tensor* tensor);
+// Writes all of a tensor but its data.
+void ToWireWithoutData(const kvstore::Rows& rows, v1::Tensor* tensor);
 void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message);
 void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message);
 void ToWire(const kvstore::PageCounts& counts, v1::PageStats* message);

@@ -129,9 +129,13 @@ void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescript
   message->set_peer_pid(peer_pid);
 }
 
-void ToWire(kvstore::Rows rows, v1::Tensor* tensor) {
+void ToWireWithoutData(const kvstore::Rows& rows, v1::Tensor* tensor) {
   tensor->set_dtype(ToWire(rows.dtype));
   for (const uint32_t extent : {rows.kv_heads, rows.tokens, rows.dim}) tensor->add_shape(extent);
+}
+
+void ToWire(const kvstore::Rows& rows, v1::Tensor* tensor) {
+  ToWireWithoutData(rows, tensor);
   tensor->set_inline_data(rows.data.data(), rows.data.size());
 }
 

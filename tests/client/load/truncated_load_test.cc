@@ -26,7 +26,8 @@ using testing::MustBeOk;
 using testing::SpecOf;
 
 constexpr uint64_t kTokens = 700;
-constexpr uint32_t kLayers = 3;
+// More than a remote load reads ahead: the change meets layers that are not read yet.
+constexpr uint32_t kLayers = 6;
 constexpr size_t kKeyElements = kTokens * Layer::kKvHeads * Layer::kKeyDim;
 constexpr size_t kValueElements = kTokens * Layer::kKvHeads * Layer::kValueDim;
 
@@ -141,8 +142,8 @@ class TruncatedLoadTest
   Daemon daemon_{{"--segment-tokens", "512", "--tail-tokens", "512"}};
   Client client_ = daemon_.OpenClient("default", path());
   Client other_client_ = daemon_.OpenClient("default", path());
-  Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0, 1, 2})));
-  Cache other_cache_ = Must(other_client_.OpenCache(SpecOf("cache", {0, 1, 2})));
+  Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0, 1, 2, 3, 4, 5})));
+  Cache other_cache_ = Must(other_client_.OpenCache(SpecOf("cache", {0, 1, 2, 3, 4, 5})));
 };
 
 TEST_P(TruncatedLoadTest, OldAndNewRowsAreNotMixed) {

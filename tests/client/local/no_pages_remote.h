@@ -30,6 +30,10 @@ class NoPagesRemote : public Remote {
                        uint64_t*, RefusalBuffer* error) noexcept override {
     return FetchBlocks(fetch, tokens, out, error);
   }
+  pqc_status ReadRows(const FetchView*, uint32_t, kvstore::TokenRange, const RowRunSink&, uint64_t*,
+                      RefusalBuffer*) noexcept override {
+    return PQC_UNIMPLEMENTED;
+  }
 
  protected:
   ~NoPagesRemote() = default;

@@ -167,9 +167,11 @@ absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32
 }
 
 absl::Status CheckNeedsBuild(const IndexDescriptor& index, std::string_view field) {
-  const IndexType* const type = FindIndexType(index.kind);
+  const IndexType* const type = FindIndexType(index);
   if (type == nullptr || type->built() != nullptr) return absl::OkStatus();
-  return InvalidArgument(std::string(field), std::string(type->info().name) + " needs no build");
+  const std::string text = std::string(type->info().name) + " " + std::string(WhyNotBuilt(*type));
+  return type->info().switched_off.empty() ? InvalidArgument(std::string(field), text)
+                                           : FailedPrecondition(std::string(field), text);
 }
 
 absl::Status CheckIndexOf(const Cache& cache, const IndexDescriptor& index,

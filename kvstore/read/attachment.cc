@@ -43,7 +43,7 @@ bool IsInPool(const ExtentRef& extent, size_t pool_bytes) {
 // Returns whether an index with these parameters exists. Their fit to the keys of a layer is
 // checked where the layer is mapped.
 bool IsValid(const IndexDescriptor& index) {
-  const IndexType* const type = FindIndexType(index.kind);
+  const IndexType* const type = FindIndexType(index);
   return type != nullptr && HasAllowedValues(*type, index);
 }
 

@@ -2,7 +2,18 @@
 
 #include <span>
 
+#include "kvstore/read/indexes/index_types.h"
+
 namespace pqcached::kvstore {
+namespace {
+
+// A cache outlives the plug-in of its default index, which calls then refuse by name.
+bool IsReadable(CacheSpec spec) {
+  if (IsPlugin(spec.default_index)) spec.default_index = {};
+  return spec.capacity_bytes > 0 && ValidateCacheSpec(spec).ok();
+}
+
+}  // namespace
 
 void WriteSpec(const CacheSpec& spec, RecordWriter& writer) {
   writer.AddText(spec.name);
@@ -71,9 +82,7 @@ std::optional<CacheSpec> ReadSpec(RecordReader& reader) {
     if (group.kind == LayerKind::kWindow) group.window_tokens = reader.Get<uint32_t>();
     spec.groups.push_back(std::move(group));
   }
-  if (!reader.ok() || spec.capacity_bytes == 0 || !ValidateCacheSpec(spec).ok()) {
-    return std::nullopt;
-  }
+  if (!reader.ok() || !IsReadable(spec)) return std::nullopt;
   return spec;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "kvstore/read/indexes/plugin_names.h"
+
 namespace pqcached::kvstore {
 namespace {
 
@@ -14,13 +16,16 @@ LayerDescriptor DescribeLayer(const StoredLayers::Layer& layer, uint32_t layer_s
   descriptor.row_bytes = layer.shape.row_bytes;
   descriptor.kv_head_count = layer.shape.kv_heads;
   const bool filled = entry.closed && layer_tokens >= entry.token_end;
+  size_t shown = 0;
   for (size_t i = 0; i < list.indexes.size(); ++i) {
+    if (IsPlugin(list.indexes[i])) continue;
+    const size_t slot = shown++;
     const SegmentIndex* index = i < entry.indexes.size() ? entry.indexes[i].get() : nullptr;
-    descriptor.state[i] = filled ? LayerState::kFilled : LayerState::kEmpty;
+    descriptor.state[slot] = filled ? LayerState::kFilled : LayerState::kEmpty;
     if (index == nullptr || !index->ready(layer_slot)) continue;
-    descriptor.state[i] = LayerState::kReady;
-    descriptor.index_data[i] = index->extent(layer_slot);
-    descriptor.codebook[i] = index->codebooks()[layer_slot]->extent();
+    descriptor.state[slot] = LayerState::kReady;
+    descriptor.index_data[slot] = index->extent(layer_slot);
+    descriptor.codebook[slot] = index->codebooks()[layer_slot]->extent();
   }
   return descriptor;
 }
@@ -36,8 +41,11 @@ Attachment MakeAttachment(const Cache& cache, uint64_t sequence_id, uint64_t ver
   header.token_count = *std::min_element(layer_tokens.begin(), layer_tokens.end());
   header.layer_count = cache.layers.size();
   header.segment_count = static_cast<uint32_t>(list.segments.size());
-  header.index_count = static_cast<uint32_t>(list.indexes.size());
-  std::copy(list.indexes.begin(), list.indexes.end(), header.indexes);
+  // Clients have no plug-ins, and read these indexes by RPCs.
+  const auto end =
+      std::remove_copy_if(list.indexes.begin(), list.indexes.end(), header.indexes,
+                          [](const IndexDescriptor& index) { return IsPlugin(index); });
+  header.index_count = static_cast<uint32_t>(end - header.indexes);
   attachment.layer_tokens = layer_tokens;
   attachment.layers.reserve(list.segments.size() * cache.layers.size());
   attachment.row_extents.reserve(list.segments.size() * cache.layers.head_count);

@@ -48,6 +48,7 @@ class CacheRecovery {
   bool ReadList(Draft& draft);
   bool ReadEntry(RecordReader& reader, Draft& draft);
   bool CheckIndexes(const std::vector<IndexDescriptor>& indexes) const;
+  void LeaveOut(const Draft& draft, const IndexDescriptor& index);
 
   std::shared_ptr<const SegmentRows> RowsOf(uint32_t number);
   std::shared_ptr<const SegmentRows> ReadRows(uint32_t number);
@@ -102,6 +103,14 @@ void CacheRecovery::Drop(uint64_t sequence_id, absl::string_view what) {
   recovered_.dropped.push_back(absl::StrCat("sequence ", sequence_id, ": ", what));
 }
 
+// Reports an index of a plug-in that is not here, or is switched off.
+void CacheRecovery::LeaveOut(const Draft& draft, const IndexDescriptor& index) {
+  Drop(draft.identity.sequence_id,
+       absl::StrCat("index ", NameOf(index), " is left out, because its plug-in is ",
+                    FindIndexType(index) == nullptr ? "not loaded" : "switched off",
+                    "; the rows stay"));
+}
+
 std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   const SlotArray::Content content = table_.identities().Read(number);
   if (content.state == SlotArray::State::kEmpty) return std::nullopt;
@@ -116,6 +125,10 @@ std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   draft.identity = *std::move(identity);
   if (!sequence_ids_.insert(draft.identity.sequence_id).second) {
     return drop("another sequence has its id");
+  }
+  if (auto& live = draft.identity.live_index;
+      live.has_value() && IsPlugin(live->index) && !IsBuilt(live->index)) {
+    live.reset();
   }
   if (const auto& live = draft.identity.live_index;
       live.has_value() && !CheckLiveIndex(cache_, *live).ok()) {
@@ -155,13 +168,13 @@ bool CacheRecovery::ReadState(uint32_t number, Draft& draft) {
 
 bool CacheRecovery::CheckIndexes(const std::vector<IndexDescriptor>& indexes) const {
   for (size_t i = 0; i < indexes.size(); ++i) {
-    if (!IsBuilt(indexes[i])) return false;
+    if (!IsBuilt(indexes[i]) && !IsPlugin(indexes[i])) return false;
     if (std::find(indexes.begin(), indexes.begin() + static_cast<ptrdiff_t>(i), indexes[i]) !=
         indexes.begin() + static_cast<ptrdiff_t>(i)) {
       return false;
     }
     for (const StoredLayers::Layer& layer : cache_.layers.layers) {
-      if (!layer.shape.has_index()) continue;
+      if (!layer.shape.has_index() || !IsBuilt(indexes[i])) continue;
       if (!ValidateIndex(indexes[i], layer.shape.key_dim, "index").ok()) return false;
     }
   }
@@ -345,6 +358,11 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
   std::vector<SegmentEntry>& segments = draft.list.segments;
   for (size_t i = 0; i < draft.list.indexes.size(); ++i) {
     const IndexDescriptor& descriptor = draft.list.indexes[i];
+    if (!IsBuilt(descriptor)) {  // a plug-in's, which alone knows its sizes
+      LeaveOut(draft, descriptor);
+      draft.is_complete_list = false;
+      continue;
+    }
     std::vector<std::shared_ptr<const SegmentIndex>> found;
     bool was_complete = true;
     bool is_complete = true;

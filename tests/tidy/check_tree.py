@@ -12,7 +12,7 @@ import sys
 
 # The values and interfaces at the root of kvstore/, which all its folders use. "=" means without subfolders.
 KVSTORE = {"=kvstore", "kvstore/read", "kernels"}
-KVSTORE_FOLDERS = ("limits", "memory", "records", "pages", "sequence", "checksum", "rows", "index", "share", "evict", "store")  # lower ones first
+KVSTORE_FOLDERS = ("limits", "memory", "plugins", "records", "pages", "sequence", "checksum", "rows", "index", "share", "evict", "store")  # lower ones first
 KVSTORE_OTHERS = {"absl", "oneapi", "tbb", "liburing", "openssl", "curl"}
 
 
@@ -36,6 +36,8 @@ MAY_INCLUDE = {
     "kvstore/read": ({"kvstore/read", "kernels"}, set()),
     "kvstore": (KVSTORE, KVSTORE_OTHERS),
     **dict(kvstore_rules()),
+    "kvstore/plugins/include": (set(), set()),
+    "kvstore/plugins/example": ({"pqcached"}, set()),  # a copy of the folder compiles
     "proto/codec": ({"proto/codec", "kvstore/read", "kernels", "pqcached/v1"}, set()),
     "service/base": ({"service/base", "kvstore", "kernels"}, {"absl", "spdlog"}),
     "service/config": ({"service/config", "service/base", "kvstore", "kernels"}, {"absl", "CLI", "yaml-cpp"}),

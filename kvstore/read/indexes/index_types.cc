@@ -17,7 +17,10 @@ const FlatIndex kFlatIndex;
 const PqIndex kPqIndex;
 
 // A new type is registered here.
-const IndexType* const kTypes[] = {&kPqIndex, &kFlatIndex};
+constexpr size_t kBuiltInTypes = 2;
+const IndexType* types[kBuiltInTypes + kMaxPlugins] = {&kPqIndex, &kFlatIndex};
+IndexDescriptor plugins[kMaxPlugins];  // their names
+size_t plugin_count = 0;
 
 Refusal RefuseValue(std::string field, std::string text) {
   return {.code = StatusCode::kInvalidArgument, .field = std::move(field), .text = std::move(text)};
@@ -36,6 +39,11 @@ std::string NamesOf(std::span<const IndexParameter> parameters) {
     names += (names.empty() ? "" : ", ") + std::string(parameter.name);
   }
   return names.empty() ? "none" : names;
+}
+
+bool IsNamed(const IndexParameter& parameter, size_t number, std::string_view name) {
+  if (name.starts_with('#')) return name.substr(1) == std::to_string(number);
+  return parameter.name == name;
 }
 
 // Finds the value of an argument, or refuses it.
@@ -61,30 +69,45 @@ Refusal ReadValue(const IndexParameter& parameter, const IndexArgument& argument
 
 }  // namespace
 
-std::span<const IndexType* const> IndexTypes() { return kTypes; }
+std::span<const IndexType* const> IndexTypes() { return {types, kBuiltInTypes + plugin_count}; }
 
-const IndexType* FindIndexType(IndexKind kind) {
-  for (const IndexType* type : kTypes) {
-    if (type->info().kind == kind) return type;
+void SetPluginTypes(std::span<const IndexType* const> plugin_types) {
+  PQC_CHECK(plugin_types.size() <= kMaxPlugins);
+  plugin_count = 0;
+  for (const IndexType* type : plugin_types) {
+    plugins[plugin_count] = PluginIndexOf(type->info().name);
+    types[kBuiltInTypes + plugin_count++] = type;
+  }
+}
+
+const IndexType* FindIndexType(const IndexDescriptor& index) {
+  switch (index.kind) {
+    case IndexKind::kFlat:
+      return &kFlatIndex;
+    case IndexKind::kPq:
+      return &kPqIndex;
+  }
+  for (size_t i = 0; i < plugin_count; ++i) {
+    if (IsSamePlugin(plugins[i], index)) return types[kBuiltInTypes + i];
   }
   return nullptr;
 }
 
 const IndexType* FindIndexType(std::string_view name) {
-  for (const IndexType* type : kTypes) {
+  for (const IndexType* type : IndexTypes()) {
     if (type->info().name == name) return type;
   }
   return nullptr;
 }
 
 const IndexType& TypeOf(const IndexDescriptor& index) {
-  const IndexType* const type = FindIndexType(index.kind);
+  const IndexType* const type = FindIndexType(index);
   PQC_CHECK(type != nullptr);
   return *type;
 }
 
 bool IsBuilt(const IndexDescriptor& index) {
-  const IndexType* const type = FindIndexType(index.kind);
+  const IndexType* const type = FindIndexType(index);
   return type != nullptr && type->built() != nullptr;
 }
 
@@ -94,8 +117,18 @@ const BuiltIndexType& BuiltTypeOf(const IndexDescriptor& index) {
   return *type;
 }
 
+bool NeedsBuild(const IndexDescriptor& index) {
+  const IndexType* const type = FindIndexType(index);
+  return type != nullptr ? type->built() != nullptr : IsPlugin(index);
+}
+
+std::string_view WhyNotBuilt(const IndexType& type) {
+  return type.info().switched_off.empty() ? "needs no build" : type.info().switched_off;
+}
+
 IndexDescriptor DefaultIndex(const IndexType& type) {
   IndexDescriptor index{.kind = type.info().kind};
+  if (IsPlugin(index)) index = PluginIndexOf(type.info().name);
   const std::span<const IndexParameter> parameters = type.info().parameters;
   for (size_t i = 0; i < parameters.size(); ++i) {
     type.SetValue(&index, i, parameters[i].default_value);
@@ -115,7 +148,7 @@ Refusal MakeIndex(std::string_view type_name, std::span<const IndexArgument> arg
   for (const IndexArgument& argument : arguments) {
     const std::string path = JoinFields(field, "parameters[" + std::string(argument.name) + "]");
     size_t i = 0;
-    while (i < parameters.size() && parameters[i].name != argument.name) ++i;
+    while (i < parameters.size() && !IsNamed(parameters[i], i, argument.name)) ++i;
     if (i == parameters.size()) {
       return RefuseValue(path, "no parameter of " + std::string(type_name) +
                                    ", which has: " + NamesOf(parameters));
@@ -129,7 +162,11 @@ Refusal MakeIndex(std::string_view type_name, std::span<const IndexArgument> arg
   return {};
 }
 
-std::string NameOf(const IndexDescriptor& index) { return TypeOf(index).NameOf(index); }
+std::string NameOf(const IndexDescriptor& index) {
+  const IndexType* const type = FindIndexType(index);
+  if (type == nullptr && IsPlugin(index)) return PluginNameOf(index);
+  return TypeOf(index).NameOf(index);
+}
 
 bool HasAllowedValues(const IndexType& type, const IndexDescriptor& index) {
   const std::span<const IndexParameter> parameters = type.info().parameters;
@@ -165,7 +202,11 @@ std::string ValuesOf(const IndexParameter& parameter) {
 }
 
 Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field) {
-  const IndexType* const type = FindIndexType(index.kind);
+  const IndexType* const type = FindIndexType(index);
+  if (type == nullptr && IsPlugin(index)) {
+    return RefuseValue(std::string(field) + ".type",
+                       Quoted(PluginNameOf(index)) + ", a plug-in that is not loaded");
+  }
   if (type == nullptr) {
     return {StatusCode::kInvalidArgument, std::string(field) + ".kind", "unknown"};
   }

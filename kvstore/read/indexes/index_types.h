@@ -8,14 +8,23 @@
 #include <string_view>
 
 #include "kvstore/read/indexes/index_type.h"
+#include "kvstore/read/indexes/plugin_names.h"
 
 namespace pqcached::kvstore {
 
 // Returns all types, in the order in which they are listed to users.
 std::span<const IndexType* const> IndexTypes();
 
+inline constexpr size_t kMaxPlugins = 16;
+// Makes the types of plug-ins known to this process, in the place of those before. A client knows
+// none: it reads plug-ins' indexes by RPCs.
+//
+// REQUIRES: at most kMaxPlugins types, each of an own name, that stay; no other thread and no store
+// uses index types.
+void SetPluginTypes(std::span<const IndexType* const> types);
+
 // Return null when there is no such type.
-const IndexType* FindIndexType(IndexKind kind);
+const IndexType* FindIndexType(const IndexDescriptor& index);
 const IndexType* FindIndexType(std::string_view name);
 
 // REQUIRES: the type exists, as it does after CheckIndex.
@@ -23,8 +32,13 @@ const IndexType& TypeOf(const IndexDescriptor& index);
 
 // Returns whether the index exists and is built: it has codebooks and index data.
 bool IsBuilt(const IndexDescriptor& index);
+// Returns whether the index needs a build, as far as this process knows: that of a plug-in does.
+bool NeedsBuild(const IndexDescriptor& index);
 // REQUIRES: IsBuilt.
 const BuiltIndexType& BuiltTypeOf(const IndexDescriptor& index);
+
+// Returns why an index that is not built has no build, behind the type's name.
+std::string_view WhyNotBuilt(const IndexType& type);
 
 // Returns the index with the default of every parameter.
 IndexDescriptor DefaultIndex(const IndexType& type);
@@ -36,7 +50,8 @@ struct IndexArgument {
   uint64_t number = 0;
 };
 
-// Makes an index of a type by name; parameters without an argument have their defaults.
+// Makes an index of a type by name; parameters without an argument have their defaults. A parameter
+// may also be named by its number: "#0" is the first. Clients name those of plug-ins so.
 //
 // Errors: kInvalidArgument (`field`.type: no such type; `field`.parameters[name]: no such
 // parameter, a value that its description does not allow, or given twice)

@@ -15,13 +15,13 @@ TEST(IndexTypes, AreFoundByNameAndKind) {
   std::set<std::string_view> names;
   for (const IndexType* type : IndexTypes()) {
     EXPECT_EQ(FindIndexType(type->info().name), type);
-    EXPECT_EQ(FindIndexType(type->info().kind), type);
+    EXPECT_EQ(FindIndexType(DefaultIndex(*type)), type);
     EXPECT_TRUE(names.insert(type->info().name).second) << type->info().name;
     EXPECT_FALSE(type->info().text.empty());
   }
   EXPECT_EQ(names, (std::set<std::string_view>{"pq", "flat"}));
   EXPECT_EQ(FindIndexType("hnsw"), nullptr);
-  EXPECT_EQ(FindIndexType(static_cast<IndexKind>(77)), nullptr);
+  EXPECT_EQ(FindIndexType({static_cast<IndexKind>(77)}), nullptr);
 }
 
 TEST(IndexTypes, DefaultsFitAndEveryParameterIsStored) {

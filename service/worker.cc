@@ -18,6 +18,7 @@
 #include "kvstore/clock.h"
 #include "kvstore/memory/file_keeper.h"
 #include "kvstore/memory/keeper.h"
+#include "kvstore/plugins/plugin_library.h"
 #include "kvstore/store.h"
 #include "service/base/environment.h"
 #include "service/base/exit_code.h"
@@ -179,6 +180,27 @@ void LogRecovery(const kvstore::RecoveryReport& report, const Log& log) {
   }
 }
 
+// Loads the plug-ins that the configuration names.
+absl::Status LoadPlugins(const Config& config, kvstore::DescriptorKeeper* keeper, const Log& log) {
+  if (config.index_plugins.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto loaded, kvstore::PluginLibraries::Load(config.index_plugins, keeper));
+  for (const kvstore::PluginLibraries::Report& plugin : loaded.reports()) {
+    log.Info("index_plugin_loaded", {{"index", plugin.name}, {"path", plugin.path}});
+    if (plugin.has_crashed) {
+      log.Error("index_plugin_crashed",
+                {{"index", plugin.name},
+                 {"crashes", plugin.crashes},
+                 {"message", "the last worker ended during a call of the plug-in"}});
+    }
+    if (!plugin.is_off) continue;
+    log.Error("index_plugin_switched_off",
+              {{"index", plugin.name},
+               {"path", plugin.path},
+               {"message", "its layers are searched exactly until the file is another one"}});
+  }
+  return absl::OkStatus();
+}
+
 void LogReady(const Config& config, const Server& server, const Log& log) {
   log.Info("ready",
            {{"endpoint", absl::StrJoin(server.endpoints(), ",")},
@@ -211,6 +233,9 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
     }
   }
   const Notifier* notifier = keepers->notifier.get();
+  if (absl::Status status = LoadPlugins(config, keepers->memory(), **log); !status.ok()) {
+    return Fail(status, ExitCodeOf(status), **log);
+  }
 
   kvstore::StoreOptions options = StoreOptionsOf(config);
   options.keeper = keepers->memory();

@@ -10,7 +10,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr char kMemoryName[] = "plugin-calls";
 constexpr uint64_t kMagic = 0x314e'4947'554c'5051;  // "PQLUGIN1"
 constexpr int64_t kNever = 0;
 

@@ -26,6 +26,8 @@ inline constexpr absl::Duration kPluginCrashTime = absl::Minutes(1);
 
 class PluginCrashes {
  public:
+  static constexpr char kMemoryName[] = "plugin-calls";  // has no data of tenants
+
   struct Found {
     std::atomic<uint32_t>* calls = nullptr;  // in progress; 0
     uint32_t crashes = 0;                    // the last ones, at most kMaxPluginCrashes

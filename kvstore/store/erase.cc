@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/keeper.h"
+#include "kvstore/plugins/plugin_crashes.h"
 #include "kvstore/records/root_records.h"
 #include "kvstore/refusal.h"
 #include "kvstore/store/store_impl.h"
@@ -83,7 +84,8 @@ absl::Status EraseFolder(const SetAsideFolder& folder, const kernels::Exec& exec
     return absl::OkStatus();
   };
   const std::vector<std::string> names = folder.Names();
-  size_t left = names.size();
+  size_t left = names.size() - static_cast<size_t>(std::count(names.begin(), names.end(),
+                                                              PluginCrashes::kMemoryName));
   for (const CacheRecord& cache : *caches) {
     if (cache.tenant != tenant) continue;
     for (const std::string& file : cache.names()) {

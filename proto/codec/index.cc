@@ -1,5 +1,6 @@
 #include "proto/codec/index.h"
 
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,10 @@ using kvstore::IndexParameter;
 using kvstore::IndexType;
 using kvstore::Refusal;
 using kvstore::StatusCode;
+
+// The names of the parameters of plug-ins.
+constexpr const char* kParameterNumbers[] = {"#0", "#1", "#2", "#3"};
+static_assert(std::size(kParameterNumbers) == kvstore::kMaxPluginParameters);
 
 Refusal RefuseValue(std::string field, std::string text) {
   return {.code = StatusCode::kInvalidArgument, .field = std::move(field), .text = std::move(text)};
@@ -42,6 +47,15 @@ void EncodeValue(const IndexParameter& parameter, uint32_t value, v1::IndexValue
   }
 }
 
+// The reader may not have the plug-in.
+void EncodePlugin(const IndexDescriptor& index, v1::TypedIndex* message) {
+  message->set_type(kvstore::PluginNameOf(index));
+  for (size_t i = 0; i < kvstore::kMaxPluginParameters; ++i) {
+    v1::IndexValue& value = (*message->mutable_parameters())[kParameterNumbers[i]];
+    value.set_number(kvstore::PluginValueOf(index, i));
+  }
+}
+
 void EncodeParameter(const IndexParameter& parameter, v1::IndexParameterDescription* message) {
   message->set_name(std::string(parameter.name));
   message->set_text(std::string(parameter.text));
@@ -66,6 +80,7 @@ void Encode(const IndexDescriptor& index, v1::IndexSpec* message) {
     message->mutable_flat();
     return;
   }
+  if (IsPlugin(index)) return EncodePlugin(index, message->mutable_typed());
   const IndexType& type = TypeOf(index);
   const std::span<const IndexParameter> parameters = type.info().parameters;
   message->mutable_typed()->set_type(std::string(type.info().name));
@@ -95,6 +110,18 @@ Refusal Decode(const v1::IndexSpec& message, const std::string& field, IndexDesc
       break;
   }
   return RefuseValue(field + ".kind", "missing: pq, flat or typed");
+}
+
+bool DecodePlugin(const v1::IndexSpec& message, IndexDescriptor* index) {
+  if (!kvstore::IsPluginName(message.typed().type())) return false;
+  *index = kvstore::PluginIndexOf(message.typed().type());
+  for (size_t i = 0; i < kvstore::kMaxPluginParameters; ++i) {
+    const auto value = message.typed().parameters().find(kParameterNumbers[i]);
+    if (value == message.typed().parameters().end()) continue;
+    if (value->second.number() > kvstore::kMaxPluginValue) return false;
+    kvstore::SetPluginValue(index, i, static_cast<uint32_t>(value->second.number()));
+  }
+  return true;
 }
 
 void Encode(const IndexType& type, v1::IndexTypeDescription* message) {

@@ -21,6 +21,9 @@ void Encode(const kvstore::IndexDescriptor& index, v1::IndexSpec* message);
 kvstore::Refusal Decode(const v1::IndexSpec& message, const std::string& field,
                         kvstore::IndexDescriptor* index);
 
+// Decodes an index of a plug-in, whose description the reader need not have; false for any other.
+bool DecodePlugin(const v1::IndexSpec& message, kvstore::IndexDescriptor* index);
+
 void Encode(const kvstore::IndexType& type, v1::IndexTypeDescription* message);
 
 }  // namespace pqcached::codec

@@ -253,6 +253,12 @@ absl::Status SetPoolDirectory(absl::string_view value, Config& config) {
   return absl::OkStatus();
 }
 
+absl::Status SetIndexPlugins(absl::string_view value, Config& config) {
+  if (!value.empty() && value.front() != '/') return Invalid("must be an absolute path");
+  config.index_plugins = std::string(value);
+  return absl::OkStatus();
+}
+
 // Keys of the supervisor and of the recovery after a worker ends.
 void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
   keys.push_back(
@@ -294,6 +300,11 @@ void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
        "Directory on tmpfs or hugetlbfs, private to this user. Memory is kept in files there, "
        "which outlive all processes. Empty = anonymous memory.",
        SetPoolDirectory, [](const Config& c) { return c.pool_directory; }});
+  keys.push_back(
+      {"index_plugins", "PATH",
+       "Directory of shared libraries (*.so) with further index types. They run as code of the "
+       "daemon: only trusted users may write there. Empty = none.",
+       SetIndexPlugins, [](const Config& c) { return c.index_plugins; }});
 }
 
 absl::Status SetSocketMode(absl::string_view value, Config& config) {

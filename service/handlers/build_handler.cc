@@ -26,9 +26,12 @@ absl::StatusOr<kvstore::BuildSpec> BuildHandler::SpecOf(const Caller& caller,
   ASSIGN_OR_RETURN(const kvstore::IndexDescriptor index,
                    specs_.IndexOrDefault(caller, "sequence_id", request.sequence_id(),
                                          request.has_index(), request.index(), "index"));
-  if (!kvstore::IsBuilt(index)) {
-    return InvalidArgument(absl::StrCat("index.", std::string(kvstore::TypeOf(index).info().name)),
-                           "needs no build");
+  const kvstore::IndexType* const type = kvstore::FindIndexType(index);
+  if (type != nullptr && type->built() == nullptr) {
+    const std::string field = absl::StrCat("index.", std::string(type->info().name));
+    const std::string why(kvstore::WhyNotBuilt(*type));
+    return type->info().switched_off.empty() ? InvalidArgument(field, why)
+                                             : FailedPrecondition(field, why);
   }
   spec->index = index;
   return spec;

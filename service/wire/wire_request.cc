@@ -189,9 +189,14 @@ absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
                                                const std::string& field) {
   ASSIGN_OR_RETURN(const auto index, IndexOf(true, live.index(), field + ".index"));
   if (!kvstore::IsBuilt(*index)) {
-    return InvalidArgument(field + ".index",
-                           absl::StrCat(std::string(kvstore::TypeOf(*index).info().name),
-                                        " needs no build, so it has no incremental form"));
+    const kvstore::IndexTypeInfo& info = kvstore::TypeOf(*index).info();
+    if (!info.switched_off.empty()) {
+      return FailedPrecondition(field + ".index", absl::StrCat(std::string(info.name), " ",
+                                                               std::string(info.switched_off)));
+    }
+    return InvalidArgument(
+        field + ".index",
+        absl::StrCat(std::string(info.name), " needs no build, so it has no incremental form"));
   }
   if (live.iterations() > kMaxIterations) {
     return InvalidArgument(field + ".iterations",

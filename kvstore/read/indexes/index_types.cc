@@ -46,6 +46,11 @@ bool IsNamed(const IndexParameter& parameter, size_t number, std::string_view na
   return parameter.name == name;
 }
 
+// Returns whether an argument sets no parameter, as far as a sender knows that has no description.
+bool IsUnused(const IndexArgument& argument) {
+  return argument.name.starts_with('#') && argument.number == 0 && !argument.value_name.has_value();
+}
+
 // Finds the value of an argument, or refuses it.
 Refusal ReadValue(const IndexParameter& parameter, const IndexArgument& argument,
                   const std::string& field, uint32_t* value) {
@@ -149,6 +154,7 @@ Refusal MakeIndex(std::string_view type_name, std::span<const IndexArgument> arg
     const std::string path = JoinFields(field, "parameters[" + std::string(argument.name) + "]");
     size_t i = 0;
     while (i < parameters.size() && !IsNamed(parameters[i], i, argument.name)) ++i;
+    if (i == parameters.size() && IsUnused(argument)) continue;
     if (i == parameters.size()) {
       return RefuseValue(path, "no parameter of " + std::string(type_name) +
                                    ", which has: " + NamesOf(parameters));

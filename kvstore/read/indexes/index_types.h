@@ -51,7 +51,8 @@ struct IndexArgument {
 };
 
 // Makes an index of a type by name; parameters without an argument have their defaults. A parameter
-// may also be named by its number: "#0" is the first. Clients name those of plug-ins so.
+// may also be named by its number: "#0" is the first. Clients name those of plug-ins so; numbers
+// beyond the last parameter may be 0.
 //
 // Errors: kInvalidArgument (`field`.type: no such type; `field`.parameters[name]: no such
 // parameter, a value that its description does not allow, or given twice)

@@ -266,6 +266,7 @@ TEST_F(ConfigTest, RefusesValuesOutOfRange) {
   ExpectRefused("watchdog_timeout", "2h", "must be in");
   ExpectRefused("resume_timeout", "0s", "must be in");
   ExpectRefused("pool_directory", "pools", "absolute path");
+  ExpectRefused("index_plugins", "plugins", "absolute path");
   ExpectRefused("log_level", "loud", "debug");
 }
 

@@ -28,11 +28,11 @@ extern "C" {
 /* Version of this interface. A library of another version is refused at the start by its name. */
 #define PQCACHED_INDEX_PLUGIN_VERSION 1u
 
-#define PQCACHED_INDEX_PLUGIN_PARAMETERS 4u          /* most parameters */
-#define PQCACHED_INDEX_PLUGIN_VALUE 65535u           /* largest value of a parameter */
-#define PQCACHED_INDEX_PLUGIN_CODE_BYTES 1024u       /* most bytes of the codes of one token */
+#define PQCACHED_INDEX_PLUGIN_PARAMETERS 4u           /* most parameters */
+#define PQCACHED_INDEX_PLUGIN_VALUE 65535u            /* largest value of a parameter */
+#define PQCACHED_INDEX_PLUGIN_CODE_BYTES 1024u        /* most bytes of the codes of one token */
 #define PQCACHED_INDEX_PLUGIN_CODEBOOK_BYTES 4194304u /* most bytes of a codebook of one kv head */
-#define PQCACHED_INDEX_PLUGIN_TRAIN_KEYS 32768u      /* most keys of one training */
+#define PQCACHED_INDEX_PLUGIN_TRAIN_KEYS 32768u       /* most keys of one training */
 
 /* A parameter of the index: a whole number in [least, most]. */
 typedef struct pqcached_index_plugin_parameter {

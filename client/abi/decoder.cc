@@ -59,7 +59,7 @@ bool Selects(const pqc_decoder& decoder) {
 }
 
 pqc_status BuildOnce(pqc_decoder& decoder) {
-  if (decoder.indexed || !kvstore::IsBuilt(decoder.index) || decoder.position == 0 ||
+  if (decoder.indexed || !kvstore::NeedsBuild(decoder.index) || decoder.position == 0 ||
       !decoder.sequence->state->cache->has_indexed_layers) {
     return PQC_OK;
   }
@@ -67,7 +67,9 @@ pqc_status BuildOnce(pqc_decoder& decoder) {
   options.index = decoder.selection.index;
   options.sink_tokens = decoder.selection.sink_tokens;
   const pqc_status status = pqc_build_index(decoder.sequence, &options);
-  if (status != PQC_OK && status != PQC_ALREADY_EXISTS) return status;
+  // A plug-in that is switched off is not built, and its layers are searched exactly.
+  const bool is_off = status == PQC_FAILED_PRECONDITION && kvstore::IsPlugin(decoder.index);
+  if (status != PQC_OK && status != PQC_ALREADY_EXISTS && !is_off) return status;
   decoder.indexed = true;
   return PQC_OK;
 }

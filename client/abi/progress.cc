@@ -15,9 +15,10 @@ namespace {
 // Fills in what the newest image says about rows and index.
 void ReadImage(const SequenceState& state, Image& image, pqc_progress* progress) {
   const kvstore::IndexDescriptor& index =
-      kvstore::IsBuilt(state.live_index) ? state.live_index : state.cache->default_index;
+      kvstore::NeedsBuild(state.live_index) ? state.live_index : state.cache->default_index;
   uint32_t index_slot = 0;
-  progress->has_index = image.FindIndex(index, &index_slot) == PQC_OK;
+  // An image lists no index of a plug-in.
+  progress->has_index = !kvstore::IsPlugin(index) && image.FindIndex(index, &index_slot) == PQC_OK;
   ClearLastError();
   uint64_t covered = progress->stored_tokens;
   for (const auto& [layer, shape] : state.cache->stored_layers) {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <string>
 
+#include "client/base/plugin_words.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
@@ -142,16 +144,37 @@ pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
               static_cast<unsigned long long>(capacity), static_cast<unsigned long long>(needed));
 }
 
+namespace {
+
+// Checks the words that only indexes of plug-ins have.
+pqc_status CheckPluginWords(const pqc_index& index, bool is_plugin, const char* name) {
+  if (!is_plugin) {
+    for (size_t word = 0; word < std::size(index.reserved); ++word) {
+      if (word != PQC_INDEX_LAYOUT && index.reserved[word]) return Unimplemented(name, "reserved");
+    }
+    return PQC_OK;
+  }
+  const kvstore::IndexDescriptor descriptor = PluginDescriptorOf(index);
+  const std::string plugin = kvstore::PluginNameOf(descriptor);
+  if (kvstore::IsPluginName(plugin) &&
+      kvstore::IsSamePlugin(descriptor, kvstore::PluginIndexOf(plugin))) {
+    return PQC_OK;
+  }
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.reserved", name),
+              "must be those that pqc_client_index_make has written");
+}
+
+}  // namespace
+
 pqc_status CheckIndex(const pqc_index& index, const char* name) {
   RETURN_IF_ERROR(CheckMemberSize(index, name));
   const uint32_t kind = RawEnum(index.kind);
-  if (kind > PQC_INDEX_FLAT) {
+  if (kind > PQC_INDEX_PLUGIN) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
-                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ or PQC_INDEX_FLAT", kind);
+                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ, PQC_INDEX_FLAT or PQC_INDEX_PLUGIN",
+                kind);
   }
-  for (size_t word = 0; word < std::size(index.reserved); ++word) {
-    if (word != PQC_INDEX_LAYOUT && index.reserved[word]) return Unimplemented(name, "reserved");
-  }
+  RETURN_IF_ERROR(CheckPluginWords(index, kind == PQC_INDEX_PLUGIN, name));
   const uint32_t layout = index.reserved[PQC_INDEX_LAYOUT];
   if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits || layout)) {
     const char* const field = index.subspaces ? "subspaces" : index.bits ? "bits" : "layout";
@@ -165,6 +188,7 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
 }
 
 kvstore::IndexDescriptor ToDescriptor(const pqc_index& index) {
+  if (index.kind == PQC_INDEX_PLUGIN) return PluginDescriptorOf(index);
   return {kvstore::IndexKind::kPq, index.subspaces, index.bits,
           static_cast<kvstore::SubspaceLayout>(index.reserved[PQC_INDEX_LAYOUT])};
 }
@@ -177,6 +201,7 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
       *to = default_index;
       break;
     case PQC_INDEX_PQ:
+    case PQC_INDEX_PLUGIN:
       *to = ToDescriptor(index);
       break;
     case PQC_INDEX_FLAT:
@@ -189,6 +214,13 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
 pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name,
                          uint32_t remote_version) {
   constexpr uint32_t kLayoutVersion = 16;  // of Remote: the first that sends a layout
+  constexpr uint32_t kPluginsVersion = 18;
+  if (kvstore::IsPlugin(index)) {
+    if (remote_version >= kPluginsVersion) return PQC_OK;
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
+                "libpqcached_rpc is older than indexes of plug-ins; install the library of the "
+                "client's release");
+  }
   if (index.layout == kvstore::SubspaceLayout::kPairs || remote_version >= kLayoutVersion) {
     return PQC_OK;
   }
@@ -199,6 +231,10 @@ pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name
 
 pqc_index ToIndex(const kvstore::IndexDescriptor& index) {
   pqc_index to = PQC_INIT(pqc_index);
+  if (kvstore::IsPlugin(index)) {
+    SetPluginWords(index, &to);
+    return to;
+  }
   const bool is_pq = index.kind == kvstore::IndexKind::kPq;
   to.kind = is_pq ? PQC_INDEX_PQ : PQC_INDEX_FLAT;
   to.subspaces = is_pq ? index.subspace_count : 0;

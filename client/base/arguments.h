@@ -85,7 +85,7 @@ pqc_status CheckIndex(const pqc_index& index, const char* name);
 // Reads an index; PQC_INDEX_DEFAULT is `default_index`.
 pqc_status ReadIndex(const pqc_index& index, const char* name,
                      const kvstore::IndexDescriptor& default_index, kvstore::IndexDescriptor* to);
-// Converts an index of kind pq that was checked.
+// Converts an index of kind pq or plug-in that was checked.
 kvstore::IndexDescriptor ToDescriptor(const pqc_index& index);
 // Refuses an index of which a libpqcached_rpc of this version would leave a part out.
 pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name,

@@ -412,6 +412,11 @@ class Remote {
   virtual pqc_status ReadRows(const FetchView* layers, uint32_t layer_count,
                               kvstore::TokenRange tokens, const RowRunSink& sink,
                               uint64_t* rows_epoch, RefusalBuffer* error) noexcept = 0;
+  // Since version 18, which sends indexes of kind PQC_INDEX_PLUGIN: makes an index of a type that
+  // the sidecar describes. The parameters are checked structs of this version.
+  virtual pqc_status MakeIndex(const char* type, const pqc_index_parameter* parameters,
+                               uint32_t parameter_count, pqc_index* index,
+                               RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -15,6 +15,7 @@ constexpr Rule kRules[] = {
     {"pqc_client_count", nullptr, nullptr, kOnlyReports},
     {"pqc_client_event_fd", nullptr, nullptr, kOnlyReports},
     {"pqc_client_next_event", nullptr, nullptr, kOnlyReports},
+    {"pqc_client_index_make", nullptr, nullptr, kHidesArguments},
     {"pqc_admin_json", nullptr, nullptr, kHidesArguments},
 
     {"pqc_cache_open", "cache", nullptr, kHidesArguments},

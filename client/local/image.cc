@@ -43,7 +43,7 @@ uint32_t Image::LayerTokens(uint32_t layer) const {
 
 pqc_status Image::FindIndex(const kvstore::IndexDescriptor& index, uint32_t* index_slot) const {
   *index_slot = kvstore::kMaxIndexes;
-  if (!kvstore::IsBuilt(index)) return PQC_OK;
+  if (!kvstore::IsBuilt(index)) return PQC_OK;  // that of a plug-in needs no codes here either
   for (uint32_t slot = 0; slot < attachment_.header.index_count; ++slot) {
     if (attachment_.header.indexes[slot] == index) {
       *index_slot = slot;

@@ -3,10 +3,15 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 
+#include "client/base/plugin_words.h"
 #include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
+#include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/plugin_names.h"
 
 namespace pqcached::client {
 namespace {
@@ -37,7 +42,71 @@ struct CallByPath final : PendingCall {
   std::unique_ptr<grpc::ClientAsyncResponseReader<Message>> reader;
 };
 
+// Sets a parameter of a plug-in's index, by its description.
+grpc::Status SetParameter(const v1::IndexTypeDescription& type, const pqc_index_parameter& given,
+                          kvstore::IndexDescriptor* index) {
+  const std::string field = std::string("parameters[") + given.name + "]";
+  const auto refuse = [&](const std::string& text) {
+    return Refuse(grpc::StatusCode::INVALID_ARGUMENT, field, text);
+  };
+  int number = 0;
+  while (number < type.parameters_size() && type.parameters(number).name() != given.name) ++number;
+  if (number == type.parameters_size()) return refuse("no parameter of " + type.name());
+  const v1::IndexParameterDescription& parameter = type.parameters(number);
+  if (given.value_name == nullptr && given.number >= parameter.least() &&
+      given.number <= parameter.most()) {
+    kvstore::SetPluginValue(index, static_cast<size_t>(number),
+                            static_cast<uint32_t>(given.number));
+    return grpc::Status::OK;
+  }
+  const std::string value = given.value_name == nullptr
+                                ? std::to_string(given.number)
+                                : std::string("\"") + given.value_name + "\"";
+  return refuse(value + ", must lie in [" + std::to_string(parameter.least()) + ", " +
+                std::to_string(parameter.most()) + "]");
+}
+
+// Makes an index of a plug-in that the sidecar has described.
+grpc::Status MakePluginIndex(const v1::ListIndexTypesResponse& types, const std::string& name,
+                             std::span<const pqc_index_parameter> given, pqc_index* made) {
+  for (const v1::IndexTypeDescription& type : types.types()) {
+    if (type.name() != name || !kvstore::IsPluginName(name)) continue;
+    kvstore::IndexDescriptor index = kvstore::PluginIndexOf(name);
+    for (int i = 0; i < type.parameters_size(); ++i) {
+      if (i >= static_cast<int>(kvstore::kMaxPluginParameters)) break;
+      const uint64_t value = type.parameters(i).default_value().number();
+      kvstore::SetPluginValue(&index, static_cast<size_t>(i), static_cast<uint32_t>(value));
+    }
+    for (size_t i = 0; i < given.size(); ++i) {
+      for (size_t other = 0; other < i; ++other) {
+        if (std::string_view(given[other].name) == given[i].name) {
+          return Refuse(grpc::StatusCode::INVALID_ARGUMENT,
+                        std::string("parameters[") + given[i].name + "]", "given twice");
+        }
+      }
+      RETURN_IF_ERROR(SetParameter(type, given[i], &index));
+    }
+    SetPluginWords(index, made);
+    return grpc::Status::OK;
+  }
+  return Refuse(grpc::StatusCode::INVALID_ARGUMENT, "type", "\"" + name + "\", no such index type");
+}
+
 }  // namespace
+
+pqc_status RpcRemote::MakeIndex(const char* type, const pqc_index_parameter* parameters,
+                                uint32_t parameter_count, pqc_index* index,
+                                RefusalBuffer* error) noexcept {
+  return Finish("ListIndexTypes", error, [&]() -> grpc::Status {
+    v1::ListIndexTypesRequest request;
+    v1::ListIndexTypesResponse response;
+    RETURN_IF_ERROR(Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*admin_, &v1::Admin::Stub::PrepareAsyncListIndexTypes, context, request,
+                  &response);
+    }));
+    return MakePluginIndex(response, type, {parameters, parameter_count}, index);
+  });
+}
 
 pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_json,
                                 const TextSink& answer, RefusalBuffer* error) noexcept {

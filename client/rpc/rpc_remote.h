@@ -127,6 +127,9 @@ class RpcRemote final : public Remote {
   pqc_status ReadRows(const FetchView* layers, uint32_t layer_count, kvstore::TokenRange tokens,
                       const RowRunSink& sink, uint64_t* rows_epoch,
                       RefusalBuffer* error) noexcept override;
+  pqc_status MakeIndex(const char* type, const pqc_index_parameter* parameters,
+                       uint32_t parameter_count, pqc_index* index,
+                       RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;

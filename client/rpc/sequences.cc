@@ -3,9 +3,11 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "client/base/plugin_words.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 #include "kernels/base/status_macros.h"
+#include "proto/codec/index.h"
 
 namespace pqcached::client {
 namespace {
@@ -285,6 +287,8 @@ pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint
       live_index->bits = index.pq().bits();
       live_index->reserved[PQC_INDEX_LAYOUT] = static_cast<uint32_t>(index.pq().layout());
     }
+    kvstore::IndexDescriptor plugin;
+    if (codec::DecodePlugin(index, &plugin)) SetPluginWords(plugin, live_index);
     return status;
   });
 }

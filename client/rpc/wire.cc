@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "client/base/plugin_words.h"
+#include "proto/codec/index.h"
+
 namespace pqcached::client {
 namespace {
 
@@ -61,6 +64,8 @@ bool ToWire(const pqc_index& index, v1::IndexSpec* spec) {
         static_cast<v1::PqIndex::Layout>(index.reserved[PQC_INDEX_LAYOUT]));
   } else if (index.kind == PQC_INDEX_FLAT) {
     spec->mutable_flat();
+  } else if (index.kind == PQC_INDEX_PLUGIN) {
+    codec::Encode(PluginDescriptorOf(index), spec);
   }
   return index.kind != PQC_INDEX_DEFAULT;
 }

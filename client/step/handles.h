@@ -153,7 +153,7 @@ struct SequenceState {
     token_count = std::max(token_count.load(), tokens);
     preparation.described_at = DeadlineClock::now();
   }
-  void OpenPrefill() { prefill_open = kvstore::IsBuilt(live_index); }
+  void OpenPrefill() { prefill_open = kvstore::NeedsBuild(live_index); }
 };
 
 // Sets *remote, or fails when the client is closed.

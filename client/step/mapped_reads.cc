@@ -23,6 +23,11 @@ namespace {
 using kvstore::Reader;
 using kvstore::Refusal;
 
+// Returns whether only the sidecar can select: it has the plug-ins. `selection` may be null.
+bool NeedsRpc(const LayerShape& shape, const kvstore::Selection* selection) {
+  return selection && shape.has_index() && kvstore::IsPlugin(selection->index);
+}
+
 std::span<const uint32_t> AllOf(const PositionsView& positions, const LayerShape& shape) {
   return {positions.positions, size_t{shape.kv_heads} * positions.count};
 }
@@ -46,6 +51,7 @@ class MappedReads final : public ReadBackend {
   explicit MappedReads(ClientState& client) : client_(client), remote_(MakeRemoteReads(client)) {}
 
   pqc_status TopK(SequenceState& sequence, const TopKItem& item) override {
+    if (NeedsRpc(item.query.shape, item.selection)) return remote_->TopK(sequence, item);
     kvstore::ReadScratchPool::Loan scratch(client_.scratch);
     kvstore::SelectedTokens selected;
     bool leased = true;
@@ -62,6 +68,7 @@ class MappedReads final : public ReadBackend {
 
   pqc_status Attend(SequenceState& sequence, const AttendItem& item) override {
     const LayerShape& shape = item.query.shape;
+    if (NeedsRpc(shape, item.selection)) return remote_->Attend(sequence, item);
     const bool want_positions = item.selected->positions != nullptr;
     kvstore::ReadScratchPool::Loan scratch(client_.scratch);
     kvstore::SelectedTokens selected;
@@ -97,6 +104,7 @@ class MappedReads final : public ReadBackend {
   pqc_status Score(SequenceState& sequence, const QueryView& query,
                    const kvstore::IndexDescriptor& index, kvstore::TokenRange tokens,
                    const ScoresOut& out) override {
+    if (kvstore::IsPlugin(index)) return remote_->Score(sequence, query, index, tokens, out);
     kvstore::ReadScratchPool::Loan scratch(client_.scratch);
     bool leased = true;
     const pqc_status status = Read(sequence, query.shape, *scratch, &leased, [&](Reader& reader) {
@@ -211,13 +219,18 @@ class MappedReads final : public ReadBackend {
     return WaitMapped(step, selection, layer, needed, item);
   }
 
-  pqc_status StepTopK(const LayerCall& call) override { return RunGiven(call); }
-
-  pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
-    return RunAll(call, counts);
+  pqc_status StepTopK(const LayerCall& call) override {
+    return NeedsRpc(call.shape, call.selection) ? remote_->StepTopK(call) : RunGiven(call);
   }
 
-  pqc_status StepTopPages(const LayerCall& call) override { return RunGiven(call); }
+  pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
+    return NeedsRpc(call.shape, call.selection) ? remote_->StepAttend(call, counts)
+                                                : RunAll(call, counts);
+  }
+
+  pqc_status StepTopPages(const LayerCall& call) override {
+    return NeedsRpc(call.shape, call.selection) ? remote_->StepTopPages(call) : RunGiven(call);
+  }
 
   pqc_status StepAttendRange(const LayerCall& call) override { return RunGiven(call); }
 

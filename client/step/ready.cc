@@ -107,7 +107,7 @@ pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
 }  // namespace
 
 void CloseAgainLater(SequenceState& sequence) {
-  if (!kvstore::IsBuilt(sequence.live_index)) return;
+  if (!kvstore::NeedsBuild(sequence.live_index)) return;
   const base::MutexLock lock(&sequence.preparation.mutex);
   const auto now = DeadlineClock::now();
   if (now - sequence.preparation.closed_at <= kClosingInterval) return;

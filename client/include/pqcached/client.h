@@ -57,8 +57,7 @@
  *     says what holds between several handles of a sequence. Handles must not be closed while a
  *     call uses them.
  *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options,
- *     where 0 is the default and PQC_TIMEOUT_POLL means that the call does not wait at all
- *     (not in pqc_cache_events_next).
+ *     where 0 is the default and PQC_TIMEOUT_POLL means no wait (not in pqc_cache_events_next).
  *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
  *     harmless to repeat (reads; rows, since positions make a repeat a no-op).
  *     When the sidecar's worker process ends, calls in progress return PQC_UNAVAILABLE; the next
@@ -220,7 +219,8 @@ PQC_API void pqc_client_close(pqc_client* client);
 
 typedef enum pqc_path { PQC_PATH_REMOTE = 0, PQC_PATH_LOCAL = 1 } pqc_path;
 /* Returns how this client reaches the rows: by RPC, or in mapped memory. PQC_PATH_REMOTE for NULL.
- * The path does not change during a client's life. */
+ * The path does not change during a client's life. On PQC_PATH_LOCAL too, calls that select or
+ * score by an index of kind PQC_INDEX_PLUGIN make an RPC, those of a step one for each layer. */
 PQC_API pqc_path pqc_client_path(const pqc_client* client);
 
 /* Changes the number of threads of the kernels that run in this process: at most 256; 0 = all
@@ -235,8 +235,7 @@ PQC_API pqc_status pqc_client_set_threads(pqc_client* client, uint32_t thread_co
 /* Calls a unary RPC of the service Admin, or KvCache.Admit, by its name ("Stats"). It reaches the
  * data of the client's tenant, or, on PQC_PATH_ADMIN, of all tenants. `request` and *answer are
  * JSON in protobuf's mapping, with the proto's field names; 64-bit integers are strings. `request`
- * may be NULL or "" for an empty message. *answer is freed with pqc_free; NULL on failure. For
- * tools. Not repeated by the client.
+ * may be NULL or "" for an empty message. *answer is NULL or freed with pqc_free. Not repeated.
  *
  * Errors: PQC_INVALID_ARGUMENT   no such method; the request does not parse; and those of the RPC
  *         PQC_PERMISSION_DENIED  the RPC is for operators */
@@ -295,8 +294,9 @@ typedef struct pqc_layer_group {
 
 typedef enum pqc_index_kind {
   PQC_INDEX_DEFAULT = 0, /* the default_index of the pqc_cache_spec that opened the handle */
-  PQC_INDEX_PQ = 1,  /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
-  PQC_INDEX_FLAT = 2 /* exact scores over all keys; needs no build */
+  PQC_INDEX_PQ = 1, /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
+  PQC_INDEX_FLAT = 2,  /* exact scores over all keys; needs no build */
+  PQC_INDEX_PLUGIN = 3 /* of a plug-in of the sidecar: pqc_client_index_make; needs a build */
 } pqc_index_kind;
 
 /* Cut of the sub-spaces of pq from a key. Another layout is another index. */
@@ -314,7 +314,7 @@ typedef struct pqc_index {
   pqc_index_kind kind;
   uint32_t subspaces; /* pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast */
   uint32_t bits;      /* pq: b in 1..8, 2^b centroids per sub-space; 4..8 are fast. Else 0, as m */
-  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. Others must be 0. */
+  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. A plug-in's, or 0. */
   uint32_t reserved[5];
 } pqc_index;
 

@@ -288,6 +288,19 @@ class Client {
     return Cache(cache, spec);
   }
 
+  // An index of a type of the sidecar, which may be a plug-in: MakeIndex("sq", {{"bits", 4}})
+  // (pqc_client_index_make).
+  Result<Index> MakeIndex(const std::string& type,
+                          const std::vector<IndexParameter>& parameters = {}) {
+    const std::vector<pqc_index_parameter> c = Index::InC(parameters);
+    Index index;
+    index.struct_size = sizeof(pqc_index);
+    const pqc_status status = pqc_client_index_make(handle_.get(), type.c_str(), c.data(),
+                                                    static_cast<uint32_t>(c.size()), &index);
+    if (status != PQC_OK) return Status(status);
+    return index;
+  }
+
   // Calls a unary Admin RPC by its name, for example "Stats", and returns its answer; both
   // messages are JSON with the proto's field names (pqc_admin_json).
   Result<std::string> AdminJson(const std::string& method, const std::string& request = "{}") {

@@ -45,6 +45,16 @@ typedef struct pqc_index_parameter {
 PQC_API pqc_status pqc_index_make(const char* type, const pqc_index_parameter* parameters,
                                   uint32_t parameter_count, pqc_index* index);
 
+/* Makes an index of a type of the client's sidecar, which may be one of its plug-ins (kind
+ * PQC_INDEX_PLUGIN), by the description that the sidecar gives of it: one RPC, none for the types
+ * that pqc_index_make knows. The index is the same with every sidecar that has the plug-in.
+ *
+ * Errors: those of pqc_index_make; and
+ *         PQC_UNIMPLEMENTED  a sidecar or libpqcached_rpc of an earlier release */
+PQC_API pqc_status pqc_client_index_make(pqc_client* client, const char* type,
+                                         const pqc_index_parameter* parameters,
+                                         uint32_t parameter_count, pqc_index* index);
+
 /* Progress of a build after one codebook of one layer. */
 typedef struct pqc_build_progress {
   size_t struct_size;
@@ -66,7 +76,7 @@ typedef int (*pqc_build_callback)(void* context, const pqc_build_progress* progr
 
 typedef struct pqc_build_options {
   size_t struct_size;
-  pqc_index index; /* pq, or the cache's default when that is pq; flat needs no build */
+  pqc_index index; /* or the cache's default; not flat, which needs no build */
   /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill of the tokens
    * (pqc_cache_spec.prefill_seconds), at most 10, and 10 when its time is not known. */
   uint32_t iterations;

@@ -211,18 +211,25 @@ struct Index : pqc_index {
   // parameters that are not given have their defaults (pqc_index_make).
   static Result<Index> Make(const std::string& type,
                             const std::vector<IndexParameter>& parameters = {}) {
-    std::vector<pqc_index_parameter> c;
-    for (const IndexParameter& parameter : parameters) {
-      const bool is_named = !parameter.value_name.empty();
-      c.push_back({sizeof(pqc_index_parameter), parameter.name.c_str(),
-                   is_named ? parameter.value_name.c_str() : nullptr, parameter.number});
-    }
+    const std::vector<pqc_index_parameter> c = InC(parameters);
     Index index;
     index.struct_size = sizeof(pqc_index);
     const pqc_status status =
         pqc_index_make(type.c_str(), c.data(), static_cast<uint32_t>(c.size()), &index);
     if (status != PQC_OK) return Status(status);
     return index;
+  }
+
+ private:
+  friend class Client;
+  static std::vector<pqc_index_parameter> InC(const std::vector<IndexParameter>& parameters) {
+    std::vector<pqc_index_parameter> c;
+    for (const IndexParameter& parameter : parameters) {
+      const bool is_named = !parameter.value_name.empty();
+      c.push_back({sizeof(pqc_index_parameter), parameter.name.c_str(),
+                   is_named ? parameter.value_name.c_str() : nullptr, parameter.number});
+    }
+    return c;
   }
 };
 

@@ -76,6 +76,7 @@ PQC_ROPE_INTERLEAVED = 3
 PQC_INDEX_DEFAULT = 0
 PQC_INDEX_PQ = 1
 PQC_INDEX_FLAT = 2
+PQC_INDEX_PLUGIN = 3
 
 # pqc_subspace_layout
 PQC_SUBSPACES_PAIRS = 0
@@ -692,6 +693,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_ingest": (c_uint32, [c_void_p, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor)]),
     "pqc_append": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32, c_void_p]),
     "pqc_index_make": (c_uint32, [c_char_p, POINTER(IndexParameter), c_uint32, POINTER(Index)]),
+    "pqc_client_index_make": (c_uint32, [c_void_p, c_char_p, POINTER(IndexParameter), c_uint32,
+        POINTER(Index)]),
     "pqc_build_index": (c_uint32, [c_void_p, POINTER(BuildOptions)]),
     "pqc_model_read": (c_uint32, [c_char_p, c_char_p, POINTER(c_void_p)]),
     "pqc_model_groups": (POINTER(LayerGroup), [c_void_p, c_void_p]),

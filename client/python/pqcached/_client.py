@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import operator
 from ctypes import byref
-from typing import Any, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple, Union
 
 from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
@@ -170,6 +171,15 @@ class Client(EventSource):
         earlier libpqcached_rpc.
         """
         return [IndexType.from_json(one) for one in self.admin("ListIndexTypes")["types"]]
+
+    def make_index(self, type: str, **parameters: Union[int, str]) -> Index:
+        """An index of a type of the sidecar, which may be one of its plug-ins: `client.make_index("sq",
+        bits=4)`. Otherwise as Index.make; Client.index_types lists types and parameters.
+
+        Raises what Index.make raises, and Unimplemented with an earlier sidecar or libpqcached_rpc.
+        """
+        with self._handle as client:
+            return Index.made_by(functools.partial(self._library.pqc_client_index_make, client), type, parameters)
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Makes any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the

@@ -62,6 +62,7 @@ class IndexKind(enum.IntEnum):
     DEFAULT = abi.PQC_INDEX_DEFAULT  # the cache's
     PQ = abi.PQC_INDEX_PQ
     FLAT = abi.PQC_INDEX_FLAT  # exact scores of all keys
+    PLUGIN = abi.PQC_INDEX_PLUGIN  # of a plug-in of the sidecar; Client.make_index
 
 
 class HeadRule(enum.IntEnum):

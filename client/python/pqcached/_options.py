@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Index:
     subspaces: int = 0  # pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast
     bits: int = 0  # pq: b in 1..8; 4..8 are fast
     layout: SubspaceLayout = SubspaceLayout.PAIRS  # pq
+    plugin: Tuple[int, ...] = ()  # what Client.make_index has made
 
     @staticmethod
     def pq(subspaces: int, bits: int, layout: SubspaceLayout = SubspaceLayout.PAIRS) -> "Index":
@@ -43,6 +44,11 @@ class Index:
         Raises InvalidArgument (type: there is no such type; parameters[NAME]: no such parameter, or a
         value that its description does not allow) (pqc_index_make).
         """
+        return Index.made_by(library().pqc_index_make, type, parameters)
+
+    @staticmethod
+    def made_by(call: Callable[..., int], type: str, parameters: Mapping[str, Union[int, str]]) -> "Index":
+        """The result of one of the calls that make an index by its name."""
         given = (abi.IndexParameter * len(parameters))()
         for one, (name, value) in zip(given, parameters.items()):
             one.struct_size = ctypes.sizeof(abi.IndexParameter)
@@ -53,13 +59,17 @@ class Index:
                 one.number = uint64(f"parameters[{name}]", value)
         made = abi.Index()
         clear_error_text()
-        check(library().pqc_index_make(text("type", type), given, len(parameters), ctypes.byref(made)))
-        return Index(IndexKind(made.kind), made.subspaces, made.bits, SubspaceLayout(made.reserved[abi.PQC_INDEX_LAYOUT]))
+        check(call(text("type", type), given, len(parameters), ctypes.byref(made)))
+        kind, words = IndexKind(made.kind), tuple(made.reserved[abi.PQC_INDEX_LAYOUT + 1:])
+        return Index(kind, made.subspaces, made.bits, SubspaceLayout(made.reserved[abi.PQC_INDEX_LAYOUT]),
+                     words if kind == IndexKind.PLUGIN else ())
 
     def c(self) -> abi.Index:
         made = abi.Index(kind=member(IndexKind, "index.kind", self.kind),
                          subspaces=uint32("index.subspaces", self.subspaces), bits=uint32("index.bits", self.bits))
         made.reserved[abi.PQC_INDEX_LAYOUT] = member(SubspaceLayout, "index.layout", self.layout)
+        for word, value in enumerate(self.plugin, abi.PQC_INDEX_LAYOUT + 1):
+            made.reserved[word] = uint32("index.plugin", value)
         return made
 
 

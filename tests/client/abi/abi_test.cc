@@ -93,6 +93,7 @@ TEST(AbiTest, NullArgumentsAreRefusedByName) {
   EXPECT_EQ(pqc_append(nullptr, 0, nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_build_index(nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_index_make("pq", nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(pqc_client_index_make(nullptr, "sq", nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);
   pqc_index index = PQC_INIT(pqc_index);
   EXPECT_EQ(pqc_index_make(nullptr, nullptr, 0, &index), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_index_make("pq", nullptr, 1, &index), PQC_INVALID_ARGUMENT);

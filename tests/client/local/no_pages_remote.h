@@ -26,6 +26,10 @@ class NoPagesRemote : public Remote {
   pqc_status AttendScored(const ScoredItem*, uint32_t, RefusalBuffer*) noexcept override {
     return PQC_UNIMPLEMENTED;
   }
+  pqc_status MakeIndex(const char*, const pqc_index_parameter*, uint32_t, pqc_index*,
+                       RefusalBuffer*) noexcept override {
+    return PQC_UNIMPLEMENTED;
+  }
   pqc_status FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
                        uint64_t*, RefusalBuffer* error) noexcept override {
     return FetchBlocks(fetch, tokens, out, error);

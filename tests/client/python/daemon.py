@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -26,16 +27,20 @@ KV_HEADS, QUERY_HEADS, KEY_DIM, VALUE_DIM = 2, 6, 64, 32
 
 
 class Daemon:
-    """Small segments, so that a few hundred tokens lie in several of them."""
+    """Small segments, so that a few hundred tokens lie in several of them.
 
-    def __init__(self, folder, flags=()):
+    log: the file that `flags` name for the log, if they do.
+    """
+
+    def __init__(self, folder, flags=(), log=None):
         self.endpoint = f"unix://{folder}/s"
+        self._log_begin = log.stat().st_size if log and log.exists() else 0
         self.process = subprocess.Popen(
             [BUILD / "service/pqcached", "--listen", self.endpoint, "--segment-tokens", "256", "--tail-tokens", "128",
              "--codebook-tokens", "512", "--max-pool-bytes", "256mib", "--shutdown-timeout", "2s", *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=children.end_with_parent)
         said = []
-        for line in self.process.stdout:  # it says when it listens; its end closes the pipe
+        for line in self._lines_of(log) if log else self.process.stdout:  # it says when it listens; its end closes the pipe
             said.append(line)
             if "event=ready" in line:
                 break
@@ -43,6 +48,16 @@ class Daemon:
             raise RuntimeError("the daemon did not start:\n" + "".join(said))
         self._reader = threading.Thread(target=self.process.stdout.read, daemon=True)  # a full pipe would stop it
         self._reader.start()
+
+    def _lines_of(self, log):
+        """The lines that the daemon adds to its log, until it ends."""
+        while not log.exists():
+            time.sleep(0.01)
+        with log.open() as file:
+            file.seek(self._log_begin)
+            while self.process.poll() is None:
+                yield file.readline()
+                time.sleep(0.001)
 
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:

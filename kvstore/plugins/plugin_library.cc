@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
+#include <memory>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -20,6 +22,18 @@ namespace {
 
 constexpr char kKey[] = "index_plugins";
 constexpr char kEntrySymbol[] = "pqcached_index_plugin";
+
+// What stays until the process ends: index types point into it, and it counts for them.
+struct Loaded {
+  std::deque<PluginIndex> called;
+  std::deque<SwitchedOffIndex> switched_off;
+  std::vector<std::unique_ptr<PluginCrashes>> crashes;
+};
+
+Loaded& AllLoaded() {
+  static Loaded& loaded = *new Loaded;
+  return loaded;
+}
 
 struct Library {
   std::string path;
@@ -126,16 +140,16 @@ absl::StatusOr<PluginLibraries> PluginLibraries::Load(const std::string& directo
                                .has_crashed = found.has_crashed,
                                .is_off = found.is_off});
     if (found.is_off) {
-      types.push_back(new SwitchedOffIndex(
+      types.push_back(&AllLoaded().switched_off.emplace_back(
           description, absl::StrCat("is switched off after ", kMaxPluginCrashes,
                                     " crashes within a minute; replace ", library.path,
                                     " and restart the worker")));
     } else {
-      types.push_back(new PluginIndex(description, found.calls));
+      types.push_back(&AllLoaded().called.emplace_back(description, found.calls));
     }
   }
   SetPluginTypes(types);
-  crashes.release();  // stays, as the types do, which count in it
+  AllLoaded().crashes.push_back(std::move(crashes));
   return loaded;
 }
 

@@ -58,6 +58,22 @@ class RefusalsTest : public ::testing::TestWithParam<pqc_path_choice> {
   const Layer layer_{kTokens + 100, 1};
 };
 
+// Types that the library does not know are the sidecar's (tests/client/python/plugins_test.py).
+TEST_P(RefusalsTest, OfIndexesByTheirType) {
+  const auto made = client_.MakeIndex("pq", {{"bits", 6}});
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  EXPECT_EQ(made->kind, PQC_INDEX_PQ);
+  EXPECT_EQ(made->bits, 6u);
+  Expect(client_.MakeIndex("hnsw", {{"m", 16}}).status(), PQC_INVALID_ARGUMENT, "type");
+  Expect(client_.MakeIndex("pq", {{"m", 16}}).status(), PQC_INVALID_ARGUMENT, "parameters[m]");
+  Index plugin;
+  plugin.kind = PQC_INDEX_PLUGIN;  // without the words of MakeIndex
+  Expect(Select({.index = plugin, .ratio = 0.5}), PQC_INVALID_ARGUMENT, "selection.index.reserved");
+  Index words = Index::Pq(2, 6);
+  words.reserved[PQC_INDEX_LAYOUT + 1] = 1;
+  Expect(Select({.index = words, .ratio = 0.5}), PQC_UNIMPLEMENTED, "selection.index.reserved");
+}
+
 TEST_P(RefusalsTest, OfReads) {
   const Index flat = Index::Flat();
   Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "selection.ratio");

@@ -144,6 +144,21 @@ class PluginsTest(unittest.TestCase):
                     np.testing.assert_allclose(one.output[0], output, atol=1e-5)
                     np.testing.assert_allclose(one.lse[0], lse, atol=1e-5)
 
+    def test_pages_scores_and_attentions_of_both_paths_agree(self):
+        self.start(EXAMPLE)
+        results = []
+        for path in PATHS:
+            client = self.client(path)
+            sequence = self.filled(client, client.make_index("sq", bits=4))
+            queries = self.layer.queries
+            with client.begin_step([(sequence, TOKENS)], PART) as step:
+                results.append([step.topk_pages(0, queries[None], 16).pages, step.topk(1, queries[None])[0],
+                                sequence.attend(0, TOKENS - 1, queries, PART).output,
+                                sequence.score(0, TOKENS - 1, queries, (10, 400)).logits])
+        for local, remote in zip(*results):
+            self.assertGreater(np.asarray(local).size, 0)
+            np.testing.assert_allclose(local, remote, atol=1e-5)
+
     def test_decoders_of_both_paths_agree(self):
         self.start(COPY)
         decoded = []

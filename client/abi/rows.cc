@@ -186,7 +186,7 @@ pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_pos
         call.Handle("sequence", sequence)
             .Number("layer", layer)
             .Number("first_position", first_position)
-            .Tokens(keys && keys->ptr ? keys : values);
+            .Tokens(keys && keys->ndim > 0 ? keys : values);
       },
       [&] {
         return pqcached::client::Ingest(sequence, layer, first_position, keys, values, nullptr);
@@ -202,7 +202,7 @@ pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t firs
         call.Handle("sequence", sequence)
             .Number("layer", layer)
             .Number("first_position", first_position)
-            .Tokens(keys && keys->ptr ? keys : values);
+            .Tokens(keys && keys->ndim > 0 ? keys : values);
       },
       [&] {
         return pqcached::client::Ingest(sequence, layer, first_position, keys, values, options);

@@ -254,7 +254,7 @@ CallRecord& CallRecord::Layers(const pqc_layer_rows* layers, uint32_t layer_coun
     if (ReadElement(layers, i, "layers", &rows) != PQC_OK) break;
     arguments_ += (i == 0 ? "{\"layer\":" : ",{\"layer\":") + std::to_string(rows.layer);
     uint64_t tokens = 0;
-    if (ReadTokens(rows.keys.ptr ? rows.keys : rows.values, &tokens))
+    if (ReadTokens(rows.keys.ndim > 0 ? rows.keys : rows.values, &tokens))
       arguments_ += ",\"tokens\":" + std::to_string(tokens);
     arguments_ += '}';
   }

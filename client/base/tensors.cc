@@ -279,7 +279,7 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
     }
     RETURN_IF_ERROR(ReadRowTensor(values, shape, shape.value_dim, "value_dim", values_name.text,
                                   &rows->values, place));
-    // As many keys without numbers.
+    // The keys are as many, and have no numbers.
     rows->keys = {.data = rows->values.data,
                   .dtype = shape.dtype,
                   .ndim = 3,

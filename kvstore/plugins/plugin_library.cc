@@ -23,7 +23,7 @@ namespace {
 constexpr char kKey[] = "index_plugins";
 constexpr char kEntrySymbol[] = "pqcached_index_plugin";
 
-// What stays until the process ends: index types point into it, and it counts for them.
+// Memory that stays until the process ends: index types point into it, and it counts for them.
 struct Loaded {
   std::deque<PluginIndex> called;
   std::deque<SwitchedOffIndex> switched_off;

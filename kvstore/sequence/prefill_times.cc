@@ -9,7 +9,7 @@ constexpr uint64_t kLeastIntervals = 8;  // before that, the cost is not known
 constexpr double kKept = 0.98;           // share of the sums that remains with each new interval
 // A longer pause between two chunks is not a prefill.
 constexpr absl::Duration kLongestInterval = absl::Seconds(60);
-// Of the determinant, relative to the product of its diagonal: intervals of about one position and
+// Least determinant, relative to the product of its diagonal: intervals of about one position and
 // length say nothing about the square.
 constexpr double kLeastDeterminant = 1e-6;
 

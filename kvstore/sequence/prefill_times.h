@@ -4,7 +4,7 @@
 // The engine reports it when it opens the cache, or asks for a measurement; otherwise it is that of
 // StoreOptions. A measurement takes the time from the arrival of one chunk of a sequence until that
 // of the next one, and fits the quadratic of PrefillCost to these times by least squares. Other
-// work that the engine does meanwhile is part of it, because keys may be clustered during that,
+// work that the engine does in between is part of it, because keys may be clustered during that,
 // too.
 //
 // Thread-safe.

@@ -43,7 +43,7 @@ struct IndexTypeInfo {
   std::string_view name;  // as in the proto
   std::string_view text;  // the method, for people
   std::span<const IndexParameter> parameters = {};
-  // Of a plug-in that is switched off: why, behind its name. It reads rows only.
+  // The reason why a plug-in is switched off, behind its name. It reads rows only.
   std::string_view switched_off = {};
 };
 

@@ -43,7 +43,7 @@ typedef struct pqcached_index_plugin_parameter {
   uint32_t default_value;
 } pqcached_index_plugin_parameter;
 
-/* What an index is made for. */
+/* The use that an index is made for. */
 typedef struct pqcached_index_plugin_shape {
   uint32_t key_dim;       /* a multiple of 8 in [32, 256] */
   const uint32_t* values; /* of the parameters, in their order */

@@ -166,18 +166,17 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
 
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
                                                uint64_t max_bytes, StagingClaims* staging) {
+  kvstore::TensorView keys;
+  const v1::Tensor& sent = rows.keys();
+  if (sent.shape_size() == 3 && sent.shape(2) == 0) {  // of a layer of values
+    keys.shape.assign(sent.shape().begin(), sent.shape().end());
+    keys.data = reinterpret_cast<const std::byte*>(sent.inline_data().data());
+    keys.data_bytes = sent.inline_data().size();
+  } else if (rows.has_keys()) {
+    ASSIGN_OR_RETURN(keys, TensorOf(sent, field + ".keys", max_bytes, staging));
+  }
   ASSIGN_OR_RETURN(kvstore::TensorView values,
                    TensorOf(rows.values(), field + ".values", max_bytes, staging));
-  // Without keys, or with keys that have no dims, for a layer of values.
-  const v1::Tensor& sent = rows.keys();
-  const bool has_no_dims = sent.shape_size() == 3 && sent.shape(2) == 0;
-  if (!rows.has_keys() || has_no_dims) {
-    kvstore::TensorView keys;
-    if (has_no_dims) keys.shape.assign(sent.shape().begin(), sent.shape().end());
-    return kvstore::LayerRows{rows.layer(), std::move(keys), std::move(values)};
-  }
-  ASSIGN_OR_RETURN(kvstore::TensorView keys,
-                   TensorOf(rows.keys(), field + ".keys", max_bytes, staging));
   return kvstore::LayerRows{rows.layer(), std::move(keys), std::move(values)};
 }
 

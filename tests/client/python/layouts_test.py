@@ -330,7 +330,7 @@ class QueryHeadSetsTest(BothPathsTest):
                 self.expect(step.attend(0, self.layer.queries[None]), best_in_step)
 
     def test_an_index_selects_for_each_head(self):
-        selection = Selection(retrieved_tokens=60, index=PQ, group_rule=GroupRule.PER_QUERY_HEAD)
+        selection = Selection(retrieved_tokens=60, window_tokens=32, index=PQ, group_rule=GroupRule.PER_QUERY_HEAD)
         for rerank in (0, 2):
             terms = dataclasses.replace(selection, rerank_factor=rerank)
             found = [sequence.topk(0, TOKENS - 1, self.layer.queries, terms).positions for _, sequence in self.sequences]
@@ -350,7 +350,7 @@ class QueryHeadSetsTest(BothPathsTest):
                         self.expect(attention, chosen, token)
 
     def test_pages_are_refused_by_name(self):
-        selection = Selection(ratio=0.5, index=Index.flat(), group_rule=GroupRule.PER_QUERY_HEAD)
+        selection = Selection(ratio=0.5, window_tokens=32, index=Index.flat(), group_rule=GroupRule.PER_QUERY_HEAD)
         for client, sequence in self.sequences:
             with client.begin_step([StepItem(sequence, TOKENS)], selection) as step:
                 with self.fails(pqcached.Unimplemented, "selection.group_rule"):

@@ -108,7 +108,7 @@ class ValuesLayerTest(BothPathsTest):
     def test_the_other_layers_have_indexes(self):
         for client, sequence in self.filled():
             sequence.build_index(Index.pq(2, 4), iterations=1)
-            selection = Selection(k=50, index=Index.pq(2, 4))
+            selection = Selection(retrieved_tokens=50, index=Index.pq(2, 4))
             self.assertEqual(sequence.topk(KEYS, TOKENS - 1, self.layer.queries, selection).count, 50)
             alone = client.open_cache("alone", model_fingerprint="alone", groups=[values_group()], capacity_bytes=4 << 20)
             with alone, alone.create_sequence() as other:
@@ -119,8 +119,8 @@ class ValuesLayerTest(BothPathsTest):
     def test_what_needs_keys_is_refused_by_name(self):
         queries, refused = self.layer.queries, pqcached.FailedPrecondition
         for client, sequence in self.filled():
-            calls = ((lambda: sequence.topk(VALUES, TOKENS - 1, queries, Selection(k=9, index=Index.flat())), "query.layer"),
-                     (lambda: sequence.attend(VALUES, TOKENS - 1, queries, Selection(k=9, index=Index.flat())), "query.layer"),
+            calls = ((lambda: sequence.topk(VALUES, TOKENS - 1, queries, Selection(retrieved_tokens=9, index=Index.flat())), "query.layer"),
+                     (lambda: sequence.attend(VALUES, TOKENS - 1, queries, Selection(retrieved_tokens=9, index=Index.flat())), "query.layer"),
                      (lambda: sequence.score(VALUES, TOKENS - 1, queries, (0, 9), Index.flat()), "query.layer"),
                      (lambda: sequence.attend_range(VALUES, TOKENS - 1, queries[None], (0, 9)), "query.layer"),
                      (lambda: sequence.attend_positions(VALUES, TOKENS - 1, queries, np.array([[1], [2]])), "query.layer"),
@@ -133,7 +133,7 @@ class ValuesLayerTest(BothPathsTest):
                 with self.fails(refused, "layer: is of kind PQC_LAYERS_VALUES"):
                     step.attend_positions(VALUES, queries[None], np.array([[[1], [2]]]))
                 with self.fails(refused, "layer: is of kind PQC_LAYERS_VALUES"):
-                    step.attend(VALUES, queries[None], Selection(k=9, index=Index.flat()))
+                    step.attend(VALUES, queries[None], Selection(retrieved_tokens=9, index=Index.flat()))
 
     def test_keys_and_dims_that_do_not_fit_are_refused_by_name(self):
         invalid = pqcached.InvalidArgument

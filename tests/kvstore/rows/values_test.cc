@@ -164,7 +164,7 @@ TEST(Values, AreFoundAgainAfterARestart) {
   testing::MemoryKeeper keeper;
   StoreOptions options = SmallOptions();
   options.keeper = &keeper;
-  std::vector<std::byte> before;
+  FetchedBytes before;
   uint64_t id = 0;
   {
     TestSequence sequence(SpecWithValues(), options);

@@ -1,6 +1,6 @@
-// What the C ABI says of a refused call besides its message: the field, in the words of the header, and
-// the retry time. Both paths say the same, and neither depends on the words of messages, so this
-// program runs twice (tests/rewritten_texts.h).
+// What the C ABI says of a refused call besides its message: the field, in the words of the header,
+// and the retry time. Both paths say the same, and neither depends on the words of messages, so
+// this program runs twice (tests/rewritten_texts.h).
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -236,8 +236,8 @@ TEST_P(RefusalsTest, AreOfTheThreadsLastCall) {
 
 // A lost session does not come back; a sidecar that is not running may start.
 // A remote session ends with its stream. A local one waits for a sidecar that resumes it.
-// A sidecar that has ended may start again, so its clients' calls are worth repeating, until another
-// sidecar answers that it does not have the session.
+// A sidecar that has ended may start again, so its clients' calls are worth repeating, until
+// another sidecar answers that it does not have the session.
 class LostSessionTest : public ::testing::TestWithParam<pqc_path_choice> {};
 
 TEST_P(LostSessionTest, IsFinalOnceAnotherSidecarAnswers) {

@@ -2,6 +2,9 @@
 #ifndef PQCACHED_TESTS_CLIENT_LOCAL_NO_PAGES_REMOTE_H_
 #define PQCACHED_TESTS_CLIENT_LOCAL_NO_PAGES_REMOTE_H_
 
+#include <cstddef>
+#include <vector>
+
 #include "client/base/remote.h"
 
 namespace pqcached::client {
@@ -34,9 +37,25 @@ class NoPagesRemote : public Remote {
                        uint64_t*, RefusalBuffer* error) noexcept override {
     return FetchBlocks(fetch, tokens, out, error);
   }
-  pqc_status ReadRows(const FetchView*, uint32_t, kvstore::TokenRange, const RowRunSink&, uint64_t*,
-                      RefusalBuffer*) noexcept override {
-    return PQC_UNIMPLEMENTED;
+  pqc_status ReadRows(const FetchView* layers, uint32_t layer_count, kvstore::TokenRange tokens,
+                      const RowRunSink& sink, uint64_t*, RefusalBuffer* error) noexcept override {
+    const uint64_t count = tokens.end - tokens.begin;
+    for (uint32_t layer = 0; layer < layer_count; ++layer) {
+      const LayerShape& shape = layers[layer].shape;
+      const size_t head_bytes = count * kvstore::BytesOfPart(shape, layers[layer].part).size;
+      std::vector<std::byte> rows(shape.kv_heads * head_bytes);
+      const pqc_status status = FetchBlocks(layers[layer], tokens, rows.data(), error);
+      if (status != PQC_OK) return status;
+      std::vector<const std::byte*> heads;
+      for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+        heads.push_back(rows.data() + head * head_bytes);
+      }
+      if (!sink.take(sink.context, layer, static_cast<uint32_t>(tokens.begin),
+                     static_cast<uint32_t>(count), heads.data())) {
+        return PQC_OK;
+      }
+    }
+    return PQC_OK;
   }
 
  protected:

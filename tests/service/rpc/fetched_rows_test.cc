@@ -14,8 +14,11 @@ namespace pqcached::service {
 namespace {
 
 kvstore::Rows RowsOf(uint32_t tokens, int seed) {
-  kvstore::Rows rows{
-      .dtype = kernels::DType::kF32, .kv_heads = 2, .tokens = tokens, .dim = 8, .data = {}};
+  kvstore::Rows rows;
+  rows.dtype = kernels::DType::kF32;
+  rows.kv_heads = 2;
+  rows.tokens = tokens;
+  rows.dim = 8;
   rows.data.resize(size_t{rows.kv_heads} * tokens * rows.dim * sizeof(float));
   for (size_t i = 0; i < rows.data.size(); ++i) {
     rows.data[i] = static_cast<std::byte>(i * 3 + static_cast<size_t>(seed));

@@ -128,6 +128,7 @@ std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   }
   if (auto& live = draft.identity.live_index;
       live.has_value() && IsPlugin(live->index) && !IsBuilt(live->index)) {
+    LeaveOut(draft, live->index);
     live.reset();
   }
   if (const auto& live = draft.identity.live_index;

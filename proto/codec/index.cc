@@ -47,10 +47,13 @@ void EncodeValue(const IndexParameter& parameter, uint32_t value, v1::IndexValue
   }
 }
 
-// The reader may not have the plug-in.
+// The reader may not have the plug-in; the sender may have it, and then knows the parameters.
 void EncodePlugin(const IndexDescriptor& index, v1::TypedIndex* message) {
+  const IndexType* const type = kvstore::FindIndexType(index);
+  const size_t count =
+      type != nullptr ? type->info().parameters.size() : kvstore::kMaxPluginParameters;
   message->set_type(kvstore::PluginNameOf(index));
-  for (size_t i = 0; i < kvstore::kMaxPluginParameters; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     v1::IndexValue& value = (*message->mutable_parameters())[kParameterNumbers[i]];
     value.set_number(kvstore::PluginValueOf(index, i));
   }

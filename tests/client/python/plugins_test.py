@@ -21,7 +21,7 @@ COPY = BUILD / "tests/kvstore/test_plugins/copy"
 WRONG_VERSION = BUILD / "tests/kvstore/test_plugins/wrong_version"
 TOKENS = 600
 LAYERS = (0, 1)
-CRASH_IN_SCORE = 3
+CRASH_IN_ENCODE, CRASH_IN_SCORE = 2, 3
 PATHS = (PathChoice.ONLY_LOCAL, PathChoice.ONLY_REMOTE)
 PART = Selection(ratio=0.2, sink_tokens=4, window_tokens=32)
 
@@ -52,13 +52,18 @@ class PluginsTest(unittest.TestCase):
         self.addCleanup(client.close)
         return client
 
-    def filled(self, client, index, default=None, build=True):
-        """A sequence with TOKENS tokens in two layers, and the index."""
-        cache = client.open_cache("cache", model_fingerprint="model", groups=[group(LAYERS)], capacity_bytes=16 << 20,
-                                  default_index=default or index)
-        sequence = cache.create_sequence()
+    def cache(self, client, index):
+        return client.open_cache("cache", model_fingerprint="model", groups=[group(LAYERS)], capacity_bytes=16 << 20,
+                                 default_index=index)
+
+    def ingest(self, sequence):
         for layer in LAYERS:
             sequence.ingest(layer, 0, self.layer.keys[:TOKENS], self.layer.values[:TOKENS])
+
+    def filled(self, client, index, build=True):
+        """A sequence with TOKENS tokens in two layers, and the index, which is its default."""
+        sequence = self.cache(client, index).create_sequence()
+        self.ingest(sequence)
         if build:
             sequence.build_index(index)
         return sequence
@@ -126,7 +131,7 @@ class PluginsTest(unittest.TestCase):
         self.assertEqual(client.path, pqcached.Path.LOCAL)
         for index, rpcs in ((client.make_index("copy"), len(LAYERS)), (Index.pq(4, 8), 0)):
             with self.subTest(index=index.kind.name):
-                sequence = self.filled(client, index, default=index)
+                sequence = self.filled(client, index)
                 selection = Selection(ratio=0.2, sink_tokens=4, window_tokens=32, index=index)
                 with client.begin_step([(sequence, TOKENS)], selection) as step:  # fetches lease and index
                     step.attend(0, self.layer.queries[None])
@@ -192,6 +197,41 @@ class PluginsTest(unittest.TestCase):
         with sequence.decoder(PART) as decoder:
             for layer in LAYERS:
                 decoder.decode(layer, self.layer.queries, self.layer.keys[TOKENS], self.layer.values[TOKENS])
+
+    def test_a_live_index_is_followed_on_both_paths(self):
+        self.start(COPY)
+        for path in PATHS:
+            with self.subTest(path=path.name):
+                client = self.client(path)
+                sequence = self.cache(client, client.make_index("copy")).create_sequence(live_index=True)
+                self.ingest(sequence)
+                for token in range(TOKENS, TOKENS + 20):
+                    with client.begin_step([(sequence, token)], PART) as step:
+                        chosen = step.topk(0, self.layer.queries[None])[0]
+                        np.testing.assert_array_equal(chosen, self.layer.best(range(4, token + 1 - 32), chosen.shape[1]))
+                        step.end({layer: (self.layer.keys[token:token + 1], self.layer.values[token:token + 1]) for layer in LAYERS})
+                sequence.flush()
+                other = self.client(path)
+                attached = self.cache(other, other.make_index("copy")).attach(sequence.id)
+                with other.begin_step([(attached, token)], PART) as step:
+                    np.testing.assert_array_equal(step.topk(0, self.layer.queries[None])[0], chosen)
+
+    def test_a_live_index_that_crashes_is_switched_off_and_the_rows_stay(self):
+        self.start(COPY)
+        client = self.client()
+        sequence = self.cache(client, client.make_index("copy", fault=CRASH_IN_ENCODE)).create_sequence(live_index=True)
+        while True:  # the sidecar works on the index, and crashes, by itself
+            try:
+                self.ingest(sequence)
+                sequence.append(TOKENS, {layer: (self.layer.keys[TOKENS:TOKENS + 1], self.layer.values[TOKENS:TOKENS + 1])
+                                         for layer in LAYERS})
+                break
+            except pqcached.Unavailable:
+                pass
+        while "event=index_plugin_switched_off" not in self.log():
+            time.sleep(0.02)
+        np.testing.assert_array_equal(self.exact(sequence, Selection(ratio=0.2)), self.exact(sequence))
+        self.assertIn("index copy fault=2 number=7", self.log())
 
     def test_a_library_of_another_version_is_refused_at_the_start_by_its_name(self):
         ended = subprocess.run([BUILD / "service/pqcached", "--listen", f"unix://{self.folder}/s", "--index-plugins", WRONG_VERSION],

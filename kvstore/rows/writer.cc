@@ -54,6 +54,10 @@ void CopySlots(const StoredLayers& layers, const SegmentEntry& from, const Segme
 absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows) {
   ASSIGN_OR_RETURN(const uint32_t layer_slot, cache.LayerSlot(rows.layer));
   const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  CheckedTensor keys;
+  if (shape.has_keys()) {
+    ASSIGN_OR_RETURN(keys, CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys"));
+  }
   ASSIGN_OR_RETURN(const auto values,
                    CheckTensor(rows.values, shape.kv_heads, shape.value_dim, "values"));
   if (!shape.has_keys()) {
@@ -62,18 +66,12 @@ absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows)
       return InvalidArgument(
           "keys", absl::StrCat("must be absent: layer ", rows.layer, " stores values only"));
     }
-    return CheckedRows{.layer_slot = layer_slot,
-                       .token_count = static_cast<uint32_t>(values.shape[0]),
-                       .keys = {},
-                       .values = values};
-  }
-  ASSIGN_OR_RETURN(const auto keys, CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys"));
-  if (keys.shape[0] != values.shape[0]) {
+  } else if (keys.shape[0] != values.shape[0]) {
     return InvalidArgument("values.shape", absl::StrCat("layer ", rows.layer, ": ", values.shape[0],
                                                         " tokens; keys have ", keys.shape[0]));
   }
   return CheckedRows{.layer_slot = layer_slot,
-                     .token_count = static_cast<uint32_t>(keys.shape[0]),
+                     .token_count = static_cast<uint32_t>(values.shape[0]),
                      .keys = keys,
                      .values = values};
 }

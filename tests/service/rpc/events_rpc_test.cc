@@ -17,8 +17,9 @@ using grpc::StatusCode;
 // One stream, and the keys that its client knows.
 class Watcher {
  public:
-  Watcher(TestClient& client, uint64_t cache_id, uint64_t epoch = 0, uint64_t number = 0)
-      : context_(client.Context()), cache_id_(cache_id) {
+  Watcher(TestClient& client, uint64_t cache_id, uint64_t epoch = 0, uint64_t number = 0,
+          std::string tenant = "default")
+      : context_(client.Context()), cache_id_(cache_id), tenant_(std::move(tenant)) {
     v1::WatchEventsRequest request;
     request.set_cache_id(cache_id);
     request.set_epoch(epoch);
@@ -33,7 +34,7 @@ class Watcher {
     EXPECT_GT(events.events_size(), 0);
     EXPECT_LE(events.events_size(), 256);
     EXPECT_EQ(events.cache_id(), cache_id_);
-    EXPECT_EQ(events.tenant(), "default");
+    EXPECT_EQ(events.tenant(), tenant_);
     EXPECT_EQ(events.cache(), "cache");
     ++messages_;
     epoch_ = events.epoch();
@@ -84,6 +85,7 @@ class Watcher {
 
   std::unique_ptr<grpc::ClientContext> context_;
   uint64_t cache_id_ = 0;
+  std::string tenant_;
   std::unique_ptr<grpc::ClientReader<v1::CacheEvents>> reader_;
   std::map<std::string, std::string> parents_;
   uint64_t epoch_ = 0;
@@ -240,7 +242,7 @@ TEST_F(EventsRpcTest, StreamsOfATenantAreLimitedAndOccupyNoThread) {
   EXPECT_TRUE(Failed(refused.Finish(), StatusCode::RESOURCE_EXHAUSTED,
                      "max_event_streams_of_tenant", "16"));
   const auto other = Connect("other");
-  Watcher of_other(*other, other->OpenCache());
+  Watcher of_other(*other, other->OpenCache(), 0, 0, "other");
   EXPECT_TRUE(of_other.Read());
 
   watchers.front()->Cancel();

@@ -160,7 +160,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     if (!was_ready) sequence->BeginBuild(spec.index, base->token_count());
     { const WriteLease done = std::move(lease); }  // lets writers append again
     if (was_ready) return live.Finish(cache, *sequence, spec, progress);  // nothing is trained
-    const absl::Status finished = live.Finish(cache, *sequence, spec, progress);
+    absl::Status finished = live.Finish(cache, *sequence, spec, progress);
     sequence->EndBuild(spec.index, finished.ok());
     return finished;
   }

@@ -90,7 +90,7 @@ void Score(const Shape* shape, const void* codebook, const float* queries, uint3
   const size_t code_bytes = CodeBytes(shape);
   for (uint32_t i = 0; i < query_count; ++i) {
     const float* query = queries + size_t{i} * shape->key_dim;
-    float weights[kMaxDim];
+    float weights[kMaxDim] = {};
     float same = 0;
     for (uint32_t d = 0; d < shape->key_dim; ++d) {
       weights[d] = query[d] * ranges.step[d];

@@ -144,7 +144,7 @@ Result RunScored(Level level, const Problem& problem, const std::vector<uint32_t
   std::vector<RowSpan> spans = rows.spans;
   for (RowSpan& span : spans) {
     span.rows = rows.bytes.data() + (span.rows - problem.rows.bytes.data());
-    if (!rows_have_keys) span.rows += key_bytes;
+    if (!rows_have_keys && span.rows != nullptr) span.rows += key_bytes;
   }
   AttendShape row_shape = shape;
   if (!rows_have_keys) row_shape.key_dim = 0;

@@ -98,7 +98,7 @@ struct LayerModel {
     values.resize(size_t{tokens} * group.kv_heads * group.value_dim);
   }
   const float* key(uint32_t token, uint32_t kv_head) const {
-    return &keys[(size_t{token} * group.kv_heads + kv_head) * group.key_dim];
+    return keys.data() + (size_t{token} * group.kv_heads + kv_head) * group.key_dim;
   }
   const float* value(uint32_t token, uint32_t kv_head) const {
     return &values[(size_t{token} * group.kv_heads + kv_head) * group.value_dim];

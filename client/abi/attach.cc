@@ -36,7 +36,7 @@ pqc_status Attach(pqc_cache* cache, uint64_t sequence_id, pqc_sequence** sequenc
       remote->FindSequence(cache->state->cache_id, sequence_id, &tokens, &live_index, &error);
   if (status != PQC_OK) return Fail(status, error);  // the sidecar names it as this call does
   Adopt(sequence_id, tokens, *attached);
-  if (live_index.kind == PQC_INDEX_PQ) {
+  if (live_index.kind != PQC_INDEX_DEFAULT) {
     attached->state->live_index = ToDescriptor(live_index);
     attached->state->OpenPrefill();
   }

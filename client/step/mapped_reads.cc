@@ -220,16 +220,21 @@ class MappedReads final : public ReadBackend {
   }
 
   pqc_status StepTopK(const LayerCall& call) override {
-    return NeedsRpc(call.shape, call.selection) ? remote_->StepTopK(call) : RunGiven(call);
+    if (!NeedsRpc(call.shape, call.selection)) return RunGiven(call);
+    RETURN_IF_ERROR(CheckRpc(call));
+    return remote_->StepTopK(call);
   }
 
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
-    return NeedsRpc(call.shape, call.selection) ? remote_->StepAttend(call, counts)
-                                                : RunAll(call, counts);
+    if (!NeedsRpc(call.shape, call.selection)) return RunAll(call, counts);
+    RETURN_IF_ERROR(CheckRpc(call));
+    return remote_->StepAttend(call, counts);
   }
 
   pqc_status StepTopPages(const LayerCall& call) override {
-    return NeedsRpc(call.shape, call.selection) ? remote_->StepTopPages(call) : RunGiven(call);
+    if (!NeedsRpc(call.shape, call.selection)) return RunGiven(call);
+    RETURN_IF_ERROR(CheckRpc(call));
+    return remote_->StepTopPages(call);
   }
 
   pqc_status StepAttendRange(const LayerCall& call) override { return RunGiven(call); }
@@ -392,6 +397,11 @@ class MappedReads final : public ReadBackend {
     }
     if (!call.attends) return reader.TopK(query, terms, selected);
     return reader.Attend(query, terms, /*want_positions=*/false, selected, out);
+  }
+
+  // A step that does not wait asks only a worker that serves.
+  pqc_status CheckRpc(const LayerCall& call) const {
+    return call.step->no_wait ? CheckServed(client_) : PQC_OK;
   }
 
   // Copies selection `number` of `selections` of an item to the caller's memory.

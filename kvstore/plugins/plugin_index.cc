@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -179,18 +181,23 @@ std::string PluginInfo::NameOf(const IndexDescriptor& index) const {
   return name;
 }
 
-// A call of the plug-in that is in progress.
+// A call of the plug-in that is in progress. A plug-in that throws has crashed: the process ends while
+// the call counts as being in progress.
 class PluginIndex::Call {
  public:
   explicit Call(const PluginIndex& index) : calls_(index.calls_) {
     calls_.fetch_add(1, std::memory_order_relaxed);
   }
-  ~Call() { calls_.fetch_sub(1, std::memory_order_relaxed); }
+  ~Call() {
+    if (std::uncaught_exceptions() > exceptions_) std::abort();
+    calls_.fetch_sub(1, std::memory_order_relaxed);
+  }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
  private:
   std::atomic<uint32_t>& calls_;
+  const int exceptions_ = std::uncaught_exceptions();
 };
 
 uint32_t PluginIndex::ValueOf(const IndexDescriptor& index, size_t parameter) const {

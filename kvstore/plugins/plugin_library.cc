@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -49,6 +50,9 @@ absl::Status Refuse(const std::string& path, const std::string& text) {
 absl::Status CheckWriters(const std::string& path, struct stat* status) {
   if (stat(path.c_str(), status) != 0) return Refuse(path, "cannot be read");
   if ((status->st_mode & S_IWOTH) != 0) return Refuse(path, "every user can write to it");
+  if (status->st_uid != 0 && status->st_uid != geteuid()) {
+    return Refuse(path, "belongs to another user than root or the sidecar's");
+  }
   return absl::OkStatus();
 }
 

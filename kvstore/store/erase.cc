@@ -96,7 +96,11 @@ absl::Status EraseFolder(const SetAsideFolder& folder, const kernels::Exec& exec
   }
   const bool only_records =
       left == 1 && std::find(names.begin(), names.end(), RootRecords::kMemoryName) != names.end();
-  return only_records ? remove(std::string(RootRecords::kMemoryName)) : absl::OkStatus();
+  if (!only_records) return absl::OkStatus();
+  if (std::find(names.begin(), names.end(), PluginCrashes::kMemoryName) != names.end()) {
+    RETURN_IF_ERROR(folder.Remove(PluginCrashes::kMemoryName));
+  }
+  return remove(std::string(RootRecords::kMemoryName));
 }
 
 size_t BytesInUse(const Cache& cache) {

@@ -49,6 +49,9 @@ class CacheRecovery {
   bool ReadEntry(RecordReader& reader, Draft& draft);
   bool CheckIndexes(const std::vector<IndexDescriptor>& indexes) const;
   void LeaveOut(const Draft& draft, const IndexDescriptor& index);
+  // Returns whether the index exists and fits the layers. One of a plug-in that is another one now
+  // is left out, and the rows stay.
+  bool IsUsable(const IndexDescriptor& index) const;
 
   std::shared_ptr<const SegmentRows> RowsOf(uint32_t number);
   std::shared_ptr<const SegmentRows> ReadRows(uint32_t number);
@@ -103,12 +106,13 @@ void CacheRecovery::Drop(uint64_t sequence_id, absl::string_view what) {
   recovered_.dropped.push_back(absl::StrCat("sequence ", sequence_id, ": ", what));
 }
 
-// Reports an index of a plug-in that is not here, or is switched off.
+// Reports an index of a plug-in that is not here, is switched off, or is another one now.
 void CacheRecovery::LeaveOut(const Draft& draft, const IndexDescriptor& index) {
+  const char* why = "its plug-in is switched off";
+  if (FindIndexType(index) == nullptr) why = "its plug-in is not loaded";
+  if (IsBuilt(index)) why = "its plug-in has no such index any more";
   Drop(draft.identity.sequence_id,
-       absl::StrCat("index ", NameOf(index), " is left out, because its plug-in is ",
-                    FindIndexType(index) == nullptr ? "not loaded" : "switched off",
-                    "; the rows stay"));
+       absl::StrCat("index ", NameOf(index), " is left out, because ", why, "; the rows stay"));
 }
 
 std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
@@ -127,7 +131,7 @@ std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
     return drop("another sequence has its id");
   }
   if (auto& live = draft.identity.live_index;
-      live.has_value() && IsPlugin(live->index) && !IsBuilt(live->index)) {
+      live.has_value() && IsPlugin(live->index) && !IsUsable(live->index)) {
     LeaveOut(draft, live->index);
     live.reset();
   }
@@ -167,6 +171,15 @@ bool CacheRecovery::ReadState(uint32_t number, Draft& draft) {
   return draft.state.generation > 0;
 }
 
+bool CacheRecovery::IsUsable(const IndexDescriptor& index) const {
+  if (!IsBuilt(index)) return false;
+  return std::all_of(cache_.layers.layers.begin(), cache_.layers.layers.end(),
+                     [&](const StoredLayers::Layer& layer) {
+                       return !layer.shape.has_index() ||
+                              ValidateIndex(index, layer.shape.key_dim, "index").ok();
+                     });
+}
+
 bool CacheRecovery::CheckIndexes(const std::vector<IndexDescriptor>& indexes) const {
   for (size_t i = 0; i < indexes.size(); ++i) {
     if (!IsBuilt(indexes[i]) && !IsPlugin(indexes[i])) return false;
@@ -174,10 +187,7 @@ bool CacheRecovery::CheckIndexes(const std::vector<IndexDescriptor>& indexes) co
         indexes.begin() + static_cast<ptrdiff_t>(i)) {
       return false;
     }
-    for (const StoredLayers::Layer& layer : cache_.layers.layers) {
-      if (!layer.shape.has_index() || !IsBuilt(indexes[i])) continue;
-      if (!ValidateIndex(indexes[i], layer.shape.key_dim, "index").ok()) return false;
-    }
+    if (!IsPlugin(indexes[i]) && !IsUsable(indexes[i])) return false;
   }
   return true;
 }
@@ -359,7 +369,7 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
   std::vector<SegmentEntry>& segments = draft.list.segments;
   for (size_t i = 0; i < draft.list.indexes.size(); ++i) {
     const IndexDescriptor& descriptor = draft.list.indexes[i];
-    if (!IsBuilt(descriptor)) {  // a plug-in's, which alone knows its sizes
+    if (!IsUsable(descriptor)) {  // a plug-in's, which alone knows its sizes
       LeaveOut(draft, descriptor);
       draft.is_complete_list = false;
       continue;

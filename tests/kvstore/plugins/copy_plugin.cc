@@ -2,9 +2,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 
 #include "pqcached/index_plugin.h"
 
+#ifndef PQCACHED_COPY_NUMBERS
+#define PQCACHED_COPY_NUMBERS 65535
+#endif
 #ifndef PQCACHED_COPY_VERSION
 #define PQCACHED_COPY_VERSION PQCACHED_INDEX_PLUGIN_VERSION
 #endif
@@ -22,7 +26,8 @@ enum Fault : uint32_t {
   kNotANumber,
   kLongCodes,
   kNoCodes,
-  kLongCodebook
+  kLongCodebook,
+  kThrowInEncode
 };
 
 bool Has(const Shape* shape, Fault fault) { return shape->values[0] == fault; }
@@ -48,6 +53,7 @@ void Train(const Shape* shape, const float*, uint32_t count, uint64_t, void* cod
 
 void Encode(const Shape* shape, const void*, const float* keys, uint32_t count, uint8_t* codes) {
   if (Has(shape, kCrashInEncode)) std::abort();
+  if (Has(shape, kThrowInEncode)) throw std::runtime_error("encode");
   std::memcpy(codes, keys, count * CodeBytes(shape));
 }
 
@@ -68,8 +74,12 @@ void Score(const Shape* shape, const void*, const float* queries, uint32_t query
 }
 
 const pqcached_index_plugin_parameter kParameters[] = {
-    {.name = "fault", .text = "the failure", .least = 0, .most = 7, .default_value = 0},
-    {.name = "number", .text = "another index", .least = 1, .most = 65535, .default_value = 7},
+    {.name = "fault", .text = "the failure", .least = 0, .most = 8, .default_value = 0},
+    {.name = "number",
+     .text = "another index",
+     .least = 1,
+     .most = PQCACHED_COPY_NUMBERS,
+     .default_value = 7},
 };
 
 const pqcached_index_plugin_description kDescription = {

@@ -209,6 +209,31 @@ TEST_F(Plugins, WithoutItsPluginRowsAreRecoveredAndTheIndexIsNamed) {
   ExpectExact(id, content.size(), Copy());
 }
 
+TEST_F(Plugins, WhereItsPluginIsAnotherOneRowsAreRecoveredAndTheIndexIsNamed) {
+  const Content content = NumberedContent(1, 600);
+  const uint64_t id = Make(content);
+  ASSERT_TRUE(Build(id, Copy(0, 50)).ok());
+  const uint64_t live_id = Make(content, LiveIndex{.index = Copy(0, 50)});
+  store().WaitIdle(SteadyTime::InfiniteFuture());
+  Load("fewer_numbers");
+  EXPECT_EQ(store().Recovery().sequences, 2u);
+  ASSERT_FALSE(store().Recovery().dropped.empty());
+  EXPECT_THAT(store().Recovery().dropped[0],
+              HasSubstr("index copy fault=0 number=50 is left out, because its plug-in has no such "
+                        "index any more"));
+  for (const uint64_t each : {id, live_id}) {
+    ExpectContent(store(), each, group(), content);
+    ASSERT_TRUE(Build(each, Copy()).ok());
+    ExpectExact(each, content.size(), Copy());
+  }
+}
+
+TEST_F(Plugins, APluginThatThrowsHasCrashed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // the store has threads
+  const uint64_t id = Make(NumberedContent(1, 600));
+  EXPECT_DEATH(static_cast<void>(Build(id, Copy(8))), "");
+}
+
 TEST_F(Plugins, ACacheOutlivesThePluginOfItsDefaultIndex) {
   CacheSpec spec = SmallSpec("other");
   spec.default_index = Copy();

@@ -181,8 +181,8 @@ std::string PluginInfo::NameOf(const IndexDescriptor& index) const {
   return name;
 }
 
-// A call of the plug-in that is in progress. A plug-in that throws has crashed: the process ends while
-// the call counts as being in progress.
+// A call of the plug-in that is in progress. A plug-in that throws has crashed: the process ends
+// while the call counts as being in progress.
 class PluginIndex::Call {
  public:
   explicit Call(const PluginIndex& index) : calls_(index.calls_) {

@@ -12,8 +12,8 @@
  *
  * Functions are called by several threads at once, and must depend on their arguments only. They
  * run in the sidecar's worker as trusted code. When they crash, or throw, the worker starts again;
- * after three crashes in a minute the index is switched off until its library is replaced. A call that
- * does not return keeps its thread, and a build its call, until the worker ends.
+ * after three crashes in a minute the index is switched off until its library is replaced. A call
+ * that does not return keeps its thread, and a build its call, until the worker ends.
  */
 #ifndef PQCACHED_INDEX_PLUGIN_H_
 #define PQCACHED_INDEX_PLUGIN_H_

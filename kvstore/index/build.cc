@@ -6,6 +6,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/plugin_names.h"
 #include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
@@ -141,7 +142,8 @@ absl::Status Build::StopStatus() const {
 // Costs are measured only with a deadline, so that a build without one, and with a number of
 // iterations, depends on no clock.
 void Build::MeasureCosts() {
-  if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
+  // A plug-in trains in one piece, which a measurement would do several times.
+  if (spec_.deadline == SteadyTime::InfiniteFuture() || IsPlugin(spec_.index)) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
     costs_.push_back(stored.shape.has_index() ? cache_.costs.Measured(stored.shape, spec_.index)
                                               : BuildCost{});

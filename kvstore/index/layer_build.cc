@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/read/indexes/plugin_names.h"
 #include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
@@ -79,7 +80,7 @@ uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const Index
   const PrefillCost prefill = cache.prefill_times->Cost();
   const double seconds =
       PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
-  if (seconds <= 0) return kMaxAdaptiveIterations;
+  if (seconds <= 0 || IsPlugin(index)) return kMaxAdaptiveIterations;
   const LayerShape& shape = cache.layers.layers[layer_slot].shape;
   return IterationsWithin(cache.costs.Measured(shape, index),
                           {.head_count = shape.kv_heads,

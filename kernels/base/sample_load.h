@@ -1,6 +1,7 @@
-// LoadSamples copies rows of any dtype and stride to compact samples, for k-means and encoding.
+// LoadSamples copies rows of any dtype and stride to compact samples, for k-means, encoding and
+// maps.
 //
-// Included by kmeans.cc and pq_encode.cc only.
+// Included by kmeans.cc, pq_encode.cc and rotate.cc only.
 #ifndef PQCACHED_KERNELS_BASE_SAMPLE_LOAD_H_
 #define PQCACHED_KERNELS_BASE_SAMPLE_LOAD_H_
 

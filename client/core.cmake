@@ -15,6 +15,7 @@ set(sources
   abi/page_cache.cc
   abi/query.cc
   abi/rows.cc
+  abi/samples.cc
   abi/rpc_library.cc
   abi/enqueue.cc
   abi/progress.cc

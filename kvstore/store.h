@@ -161,10 +161,17 @@ class IngestTransaction {
   //         kOutOfRange          more than kMaxSequenceTokens: never succeeds
   //         kFailedPrecondition  after Commit
   virtual absl::Status Write(uint64_t first_position, const LayerRows& rows) = 0;
+  // Copies queries, for indexes that are trained on them (sequence/query_samples.h). Their tokens
+  // must be stored at Commit. After an error, all further calls return it.
+  //
+  // Errors: kInvalidArgument    layer, also of a kind that has no index; positions that do not
+  //                             ascend; shape, strides, dtype, NaN or infinity (names the field)
+  //         kResourceExhausted, kFailedPrecondition  as Write
+  virtual absl::Status AddSamples(const LayerSamples& samples) = 0;
   // Makes all rows visible, once; returns the sequence's token_count.
   //
-  // Errors: that of a failed Write; kFailedPrecondition (a second Commit); kNotFound (the sequence
-  // was dropped)
+  // Errors: that of a failed Write or AddSamples; kInvalidArgument (query samples of tokens that
+  // are not stored); kFailedPrecondition (a second Commit); kNotFound (the sequence was dropped)
   virtual absl::StatusOr<uint64_t> Commit() = 0;
 };
 

@@ -124,6 +124,7 @@ struct LayerInfo {
   // Per index of the sequence: the lowest state over all segments; kReady in a layer of a kind that
   // no index has.
   std::vector<LayerState> index_states;
+  uint32_t query_sample_count = 0;  // positions whose queries are kept
 };
 
 struct SegmentInfo {
@@ -161,6 +162,13 @@ struct LayerRows {
   uint32_t layer = 0;
   TensorView keys;
   TensorView values;
+};
+
+// Queries of tokens at ascending positions of one layer, [positions, query_heads, key_dim].
+struct LayerSamples {
+  uint32_t layer = 0;
+  std::vector<uint64_t> positions;
+  TensorView queries;
 };
 
 struct BuildSpec {

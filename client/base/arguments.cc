@@ -180,9 +180,11 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
     const char* const field = index.subspaces ? "subspaces" : index.bits ? "bits" : "layout";
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.%s", name, field), "only for PQC_INDEX_PQ");
   }
-  if (layout > PQC_SUBSPACES_CONTIGUOUS) {
+  if (layout > PQC_SUBSPACES_WEIGHTED) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.layout", name),
-                "%u, must be PQC_SUBSPACES_PAIRS or PQC_SUBSPACES_CONTIGUOUS", layout);
+                "%u, must be PQC_SUBSPACES_PAIRS, PQC_SUBSPACES_CONTIGUOUS or "
+                "PQC_SUBSPACES_WEIGHTED",
+                layout);
   }
   return PQC_OK;
 }
@@ -214,6 +216,7 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
 pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name,
                          uint32_t remote_version) {
   constexpr uint32_t kLayoutVersion = 16;  // of Remote: the first that sends a layout
+  constexpr uint32_t kWeightedVersion = 19;
   constexpr uint32_t kPluginsVersion = 18;
   if (kvstore::IsPlugin(index)) {
     if (remote_version >= kPluginsVersion) return PQC_OK;
@@ -221,11 +224,12 @@ pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name
                 "libpqcached_rpc is older than indexes of plug-ins; install the library of the "
                 "client's release");
   }
-  if (index.layout == kvstore::SubspaceLayout::kPairs || remote_version >= kLayoutVersion) {
-    return PQC_OK;
-  }
+  const uint32_t wanted = index.layout == kvstore::SubspaceLayout::kPairs        ? 0
+                          : index.layout == kvstore::SubspaceLayout::kContiguous ? kLayoutVersion
+                                                                                 : kWeightedVersion;
+  if (remote_version >= wanted) return PQC_OK;
   return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.layout", name),
-              "libpqcached_rpc is older than layouts of sub-spaces; install the library of the "
+              "libpqcached_rpc is older than this layout of sub-spaces; install the library of the "
               "client's release");
 }
 

@@ -34,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 18;
+inline constexpr uint32_t kRemoteVersion = 19;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -106,6 +106,13 @@ struct FetchView {
   uint32_t layer = 0;
   LayerShape shape;
   RowPart part = RowPart::kRow;
+};
+
+// Queries of some tokens of one layer. Since version 19.
+struct SampleBlock {
+  uint32_t layer = 0;
+  const uint64_t* positions = nullptr;  // [queries.shape[0]]
+  TensorView queries;                   // [positions, query_heads, key_dim]
 };
 
 // Receives rows of all kv heads at consecutive positions of layers[layer]. `rows` [kv_heads], and
@@ -417,6 +424,10 @@ class Remote {
   virtual pqc_status MakeIndex(const char* type, const pqc_index_parameter* parameters,
                                uint32_t parameter_count, pqc_index* index,
                                RefusalBuffer* error) noexcept = 0;
+  // Since version 19, which sends indexes of layout PQC_SUBSPACES_WEIGHTED: adds query samples, all
+  // or none. PQC_UNIMPLEMENTED with an older sidecar.
+  virtual pqc_status AddSamples(uint64_t sequence_id, const SampleBlock* samples,
+                                uint32_t sample_count, RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

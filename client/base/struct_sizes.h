@@ -46,6 +46,8 @@ inline constexpr size_t kMinimumBytes<pqc_progress> = 72;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_layer_rows> = 176;
 template <>
+inline constexpr size_t kMinimumBytes<pqc_query_samples> = 112;
+template <>
 inline constexpr size_t kMinimumBytes<pqc_build_options> = 104;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_selection> = 104;

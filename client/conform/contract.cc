@@ -57,6 +57,7 @@ constexpr Rule kRules[] = {
     {"pqc_append", nullptr, nullptr, kStored | kHidesArguments},
     {"pqc_append_with", nullptr, nullptr, kStored | kHidesArguments},
     {"pqc_enqueue_rows", nullptr, nullptr, kChanges | kPassesRows | kHidesArguments},
+    {"pqc_add_query_samples", nullptr, nullptr, kStored | kHidesArguments},
     {"pqc_build_index", nullptr, nullptr, kBuilds | kStoresRows | kHidesArguments},
 
     {"pqc_sequence_flush_begin", "operation", nullptr, 0},

@@ -66,6 +66,10 @@ pqc_status ReadShape(GpuState& state) {
   if (state.cache->has_indexed_layers && state.index.kind != kvstore::IndexKind::kPq) {
     return Fail(PQC_UNIMPLEMENTED, "options.index", "must be pq on a GPU in this version");
   }
+  if (kvstore::IsWeighted(state.index)) {
+    return Fail(PQC_UNIMPLEMENTED, "options.index.layout",
+                "must not be PQC_SUBSPACES_WEIGHTED on a GPU in this version");
+  }
   if (state.cache->has_indexed_layers &&
       !kernels::HasSelect(kvstore::GeometryOf(state.index, state.shape.key_dim))) {
     return Fail(PQC_UNIMPLEMENTED, "options.index",

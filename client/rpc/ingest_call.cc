@@ -80,6 +80,24 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
   return {&slice, 1};
 }
 
+grpc::ByteBuffer SampleRequestOf(const SampleBlock& samples, uint64_t begin, uint64_t end) {
+  v1::IngestRequest request;
+  v1::QuerySamples* const message = request.mutable_chunk()->add_query_samples();
+  message->set_layer(samples.layer);
+  message->mutable_positions()->Assign(samples.positions + begin, samples.positions + end);
+  v1::Tensor* const queries = message->mutable_queries();
+  queries->set_dtype(ToWire(samples.queries.dtype));
+  queries->add_shape(end - begin);
+  for (uint32_t dim = 1; dim < samples.queries.ndim; ++dim) {
+    queries->add_shape(samples.queries.shape[dim]);
+  }
+  queries->mutable_inline_data()->resize((end - begin) * BytesPerIndex(samples.queries));
+  Pack(samples.queries, begin, end,
+       reinterpret_cast<std::byte*>(queries->mutable_inline_data()->data()));
+  const grpc::Slice slice(request.SerializeAsString());
+  return {&slice, 1};
+}
+
 IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel,
                        std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
                        const pqc_row_options* names, AbandonedCalls* left_behind)

@@ -25,6 +25,9 @@ grpc::ByteBuffer StagedRequestOf(const RowBlock& rows, uint64_t first_position);
 grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t end,
                                  uint64_t first_position);
 
+// Returns an IngestRequest with the query samples of positions [begin, end).
+grpc::ByteBuffer SampleRequestOf(const SampleBlock& samples, uint64_t begin, uint64_t end);
+
 class IngestCall {
  public:
   // `names`: what the call records; null = none. REQUIRES: `context` has a deadline, and

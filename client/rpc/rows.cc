@@ -134,6 +134,32 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
   });
 }
 
+grpc::Status RpcRemote::AddSamplesOnce(const Context& context, uint64_t sequence_id,
+                                       const SampleBlock* samples, uint32_t sample_count) {
+  IngestCall call(bulk_channel_, context, sequence_id, nullptr, &abandoned_calls_);
+  for (uint32_t i = 0; i < sample_count; ++i) {
+    const SampleBlock& block = samples[i];
+    const uint64_t step =
+        std::max<uint64_t>(1, PayloadBytes(kIngestPayloadBytes) / BytesPerIndex(block.queries));
+    for (uint64_t begin = 0; begin < block.queries.shape[0]; begin += step) {
+      const uint64_t end = std::min(block.queries.shape[0], begin + step);
+      if (!call.Write(SampleRequestOf(block, begin, end))) return call.Finish();
+    }
+  }
+  return call.Finish();
+}
+
+pqc_status RpcRemote::AddSamples(uint64_t sequence_id, const SampleBlock* samples,
+                                 uint32_t sample_count, RefusalBuffer* error) noexcept {
+  return Finish("Ingest", error, [&] {
+    const Deadline deadline = CallDeadline();
+    return Attempt(Repeat::kHarmless, deadline, [&](const Context& context) -> grpc::Status {
+      RETURN_IF_ERROR(Connect(*bulk_channel_, deadline));
+      return AddSamplesOnce(context, sequence_id, samples, sample_count);
+    });
+  });
+}
+
 pqc_status RpcRemote::NameTokens(uint64_t sequence_id, const pqc_row_options& names,
                                  RefusalBuffer* error) noexcept {
   return Finish("Ingest", error, [&] {

@@ -130,6 +130,8 @@ class RpcRemote final : public Remote {
   pqc_status MakeIndex(const char* type, const pqc_index_parameter* parameters,
                        uint32_t parameter_count, pqc_index* index,
                        RefusalBuffer* error) noexcept override;
+  pqc_status AddSamples(uint64_t sequence_id, const SampleBlock* samples, uint32_t sample_count,
+                        RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        RefusalBuffer* error) noexcept override;
@@ -170,6 +172,8 @@ class RpcRemote final : public Remote {
   }
   grpc::Status IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                           uint64_t first_position, const RowBlock& rows);
+  grpc::Status AddSamplesOnce(const Context& context, uint64_t sequence_id,
+                              const SampleBlock* samples, uint32_t sample_count);
   grpc::Status IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                 const StagedRows& rows);
   // Rows of one FetchBlocks call, a part of a larger read.

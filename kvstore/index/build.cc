@@ -61,6 +61,7 @@ absl::Status Build::Allocate() {
                                                   first_generation + generation);
       unit->results.resize(size_t{shape.kv_heads} * head_tasks_);
       unit->tasks_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
+      unit->prepared = std::make_unique<std::once_flag[]>(shape.kv_heads);
       unit->heads_left = shape.kv_heads;
       for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
         unit->tasks_left[kv_head] = head_tasks_;
@@ -217,6 +218,7 @@ TrainingResult Build::TrainTask(const Task& task) {
       TrainingRows(stored, task.kv_head, TokensOf(unit), spec_.sink_tokens);
   const uint64_t head_seed =
       MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.codebook_generation), task.kv_head);
+  const auto samples = base_->list->SamplesOf(unit.layer_slot);
   TrainingArgs args{.shape = stored.shape,
                     .kv_head = task.kv_head,
                     .task = task.number,
@@ -224,8 +226,11 @@ TrainingResult Build::TrainTask(const Task& task) {
                     .sample_tokens = spec_.train_tokens,
                     .iterations = unit.iterations,
                     .seed = head_seed,
+                    .samples = samples == nullptr ? SampledQueries()
+                                                  : samples->OfHead(stored.shape, task.kv_head),
                     .keep_going = [this] { return !Stopped(); },
                     .codebook = &unit.codebook->header()};
+  std::call_once(unit.prepared[task.kv_head], [&] { PrepareHead(cache_, args); });
   if (costs_.empty()) return Train(cache_, args);
   // The task gets its share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,6 +61,7 @@ class Build {
     std::shared_ptr<Codebook> codebook;
     std::vector<TrainingResult> results;                  // [kv_heads, training tasks]
     std::unique_ptr<std::atomic<uint32_t>[]> tasks_left;  // [kv_heads]
+    std::unique_ptr<std::once_flag[]> prepared;           // [kv_heads]; PrepareHead was called
     std::atomic<uint32_t> heads_left = 0;
   };
   struct Task {

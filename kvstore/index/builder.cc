@@ -156,6 +156,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     // A call that finds the index complete trains nothing, unless it is the first one.
     const bool was_ready =
         IsReady(*base->list, spec.index) && sequence->BuiltTokens(spec.index) > 0;
+    RETURN_IF_ERROR(CheckSamples(cache, *base, spec.index, /*has_first=*/true, "index"));
     RETURN_IF_ERROR(ClosePrefill(cache, spec.index, lease));
     if (!was_ready) sequence->BeginBuild(spec.index, base->token_count());
     { const WriteLease done = std::move(lease); }  // lets writers append again
@@ -165,6 +166,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     return finished;
   }
   RETURN_IF_ERROR(CheckSequence(cache, *base, spec));
+  RETURN_IF_ERROR(CheckSamples(cache, *base, spec.index, /*has_first=*/false, "index"));
   std::optional<Rebuilding> rebuilding;
   if (replaces) {
     rebuilding.emplace(*sequence);

@@ -84,9 +84,11 @@ class Trial {
     data->kv_head_count = 1;
     data->slot_capacity = kRows;
     type_.FormatData(shape_, data);
-    scratch_bytes_ = std::max(type_.TrainScratchBytes(exec_, Training(0)),
-                              type_.EncodeScratchBytes(index, shape_));
+    scratch_bytes_ =
+        std::max({type_.TrainScratchBytes(exec_, Training(0)),
+                  type_.EncodeScratchBytes(index, shape_), type_.PrepareScratchBytes(Training(0))});
     scratch_ = NewBytes(scratch_bytes_);
+    type_.PrepareTraining(Training(0), {scratch_.get(), scratch_bytes_});
   }
 
   void Train(uint32_t task, uint32_t iterations) {
@@ -118,6 +120,10 @@ class Trial {
             .rows = {&span_, 1},
             .iterations = iterations,
             .seed = 1,
+            .samples = {.rows = rows_.get(),
+                        .row_stride = shape_.row_bytes,
+                        .position_count = kRows,
+                        .queries_per_position = 1},
             .keep_going = [] { return true; },
             .codebook = &codebook()};
   }

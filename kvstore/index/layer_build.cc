@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/memory/durable_store.h"
@@ -31,6 +32,8 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
           .iterations = training.iterations,
           .seed = MixSeed(training.seed, kv_head),
           .first = training.first == nullptr ? nullptr : &training.first->header(),
+          .samples = training.samples == nullptr ? SampledQueries()
+                                                 : training.samples->OfHead(shape, kv_head),
           .keep_going = training.keep_going,
           .codebook = &codebook};
 }
@@ -91,6 +94,14 @@ uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const Index
                           seconds, kMaxAdaptiveIterations);
 }
 
+void PrepareHead(const Cache& cache, const TrainingArgs& args) {
+  const BuiltIndexType& type = BuiltTypeOf(args.codebook->index);
+  const size_t scratch_bytes = type.PrepareScratchBytes(args);
+  if (scratch_bytes == 0) return;
+  const auto scratch = cache.compute.scratch.Take(scratch_bytes);
+  type.PrepareTraining(args, scratch.bytes());
+}
+
 TrainingResult Train(const Cache& cache, const TrainingArgs& args) {
   const BuiltIndexType& type = BuiltTypeOf(args.codebook->index);
   const kernels::Exec& exec = cache.compute.exec;
@@ -103,6 +114,13 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
   const BuiltIndexType& type = BuiltTypeOf(training.index);
   const uint32_t tasks = type.TrainingTasks(training.index);
   std::vector<TrainingResult> results(size_t{layer.shape.kv_heads} * tasks);
+  if (type.NeedsSamples(training.index)) {
+    cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head,
+                                                                        uint32_t) {
+      const auto rows = TrainingRows(layer, kv_head, training.segments, training.sink_tokens);
+      PrepareHead(cache, TaskArgs(training, layer.shape, kv_head * tasks, rows, codebook.header()));
+    });
+  }
   cache.compute.building.parallel_for().run(
       static_cast<uint32_t>(results.size()), [&](uint32_t task, uint32_t) {
         const auto rows =
@@ -173,6 +191,26 @@ absl::Status CheckNeedsBuild(const IndexDescriptor& index, std::string_view fiel
   const std::string text = std::string(type->info().name) + " " + std::string(WhyNotBuilt(*type));
   return type->info().switched_off.empty() ? InvalidArgument(std::string(field), text)
                                            : FailedPrecondition(std::string(field), text);
+}
+
+absl::Status CheckSamples(const Cache& cache, const Snapshot& snapshot,
+                          const IndexDescriptor& index, bool has_first, std::string_view field) {
+  if (!BuiltTypeOf(index).NeedsSamples(index)) return absl::OkStatus();
+  const SegmentList& list = *snapshot.list;
+  const size_t ordinal = list.Find(index);
+  for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+    if (!cache.layers.layers[slot].shape.has_index() || list.SamplesOf(slot) != nullptr) continue;
+    const bool has_codes = has_first && ordinal < list.indexes.size() && !list.segments.empty() &&
+                           list.segments.front().indexes[ordinal] != nullptr &&
+                           list.segments.front().indexes[ordinal]->ready(slot);
+    if (has_codes) continue;
+    return FailedPrecondition(
+        std::string(field),
+        absl::StrCat(NameOf(index), " needs query samples, and layer ",
+                     cache.layers.layers[slot].layer,
+                     " has none: add them to the prompt before the index is built"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckIndexOf(const Cache& cache, const IndexDescriptor& index,

@@ -17,7 +17,9 @@
 #include "absl/status/statusor.h"
 #include "kvstore/read/indexes/index_types.h"
 #include "kvstore/sequence/cache.h"
+#include "kvstore/sequence/query_samples.h"
 #include "kvstore/sequence/segment.h"
+#include "kvstore/sequence/sequence.h"
 
 namespace pqcached::kvstore {
 
@@ -37,6 +39,8 @@ struct LayerTraining {
   uint64_t seed = 0;
   // Start from it. Null, or it does not fit: by the seed.
   const Codebook* first = nullptr;
+  // Of the layer, where the index type needs them and there is no `first`.
+  std::shared_ptr<const QuerySamples> samples = nullptr;
   std::function<bool()> keep_going;  // called between iterations, from several threads; false stops
 };
 
@@ -47,7 +51,9 @@ inline constexpr uint32_t kMaxAdaptiveIterations = 10;
 uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const IndexDescriptor& index,
                             PositionRange tokens, uint32_t sample_tokens);
 
-// Runs one training task, with scratch of the cache.
+// Prepares the training of one kv head (BuiltIndexType::PrepareTraining), and runs one task of it,
+// with scratch of the cache.
+void PrepareHead(const Cache& cache, const TrainingArgs& args);
 TrainingResult Train(const Cache& cache, const TrainingArgs& args);
 
 // Trains `codebook` and fills its header.
@@ -86,6 +92,12 @@ std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uin
 
 // Refuses (kInvalidArgument, `field`) an index that needs no build, as flat does.
 absl::Status CheckNeedsBuild(const IndexDescriptor& index, std::string_view field);
+
+// Checks that a build of the index has the query samples that it needs. `has_first`: layers that
+// have a codebook of the index start from it. Errors: kFailedPrecondition (`field`), naming the
+// first layer without samples.
+absl::Status CheckSamples(const Cache& cache, const Snapshot& snapshot,
+                          const IndexDescriptor& index, bool has_first, std::string_view field);
 
 // Checks that an index fits all layers that indexes have. Errors: kInvalidArgument (`field`);
 // kFailedPrecondition (`field`): the cache has no such layer.

@@ -76,6 +76,12 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
   }
 }
 
+bool LiveSequence::CanTrain(const Snapshot& snapshot, uint32_t layer_slot) const {
+  return layers_[layer_slot].codebook != nullptr ||
+         !BuiltTypeOf(spec_.index).NeedsSamples(spec_.index) ||
+         snapshot.list->SamplesOf(layer_slot) != nullptr;
+}
+
 bool LiveSequence::IsTail(const SegmentEntry& entry) const {
   return cache_->segmenting.IsTail(entry.rows->slot_capacity());
 }
@@ -93,7 +99,7 @@ LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded)
   const std::vector<SegmentEntry>& entries = snapshot.list->segments;
   Place next;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
-    if (!HasIndex(slot)) continue;
+    if (!HasIndex(slot) || !CanTrain(snapshot, slot)) continue;
     const auto entry = std::find_if(entries.begin(), entries.end(), [&](const SegmentEntry& e) {
       // A segment can lose its codes when the active segment moves after a truncation. A segment
       // without codes is due, even when it was indexed before.
@@ -209,6 +215,7 @@ absl::StatusOr<std::shared_ptr<const Codebook>> LiveSequence::Train(const Snapsh
                    NewCodebook(*cache_, place.layer_slot, spec_.index, next_generation_));
   LayerTraining training = Training(place.layer_slot, segments);
   training.first = state.codebook.get();
+  training.samples = snapshot.list->SamplesOf(place.layer_slot);
   training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
   // Centroids that were trained on the same generation are already close to the result, unless
   // their sub-spaces were cut in another way.
@@ -260,6 +267,8 @@ LiveSequence::Place LiveSequence::AheadPlace(const Snapshot& snapshot, uint32_t 
 }
 
 absl::StatusOr<bool> LiveSequence::TrainAhead(const Snapshot& snapshot) {
+  // More samples may follow, on which the first codebook depends.
+  if (BuiltTypeOf(spec_.index).NeedsSamples(spec_.index)) return false;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const Place place = AheadPlace(snapshot, slot);
     if (place.entry == nullptr) continue;

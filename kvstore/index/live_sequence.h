@@ -21,6 +21,8 @@
 // merge_segments of them becomes one segment. When the prefill has ended, segments lose their
 // unused slots (shrink.h).
 //
+// A layer whose index needs query samples (query_samples.h) waits for them.
+//
 // Single-threaded: runs on the worker thread of IncrementalIndexer. Writers, readers, forks and
 // drops of the sequence continue concurrently; the next snapshot contains their changes.
 #ifndef PQCACHED_KVSTORE_INDEX_LIVE_SEQUENCE_H_
@@ -124,6 +126,8 @@ class LiveSequence {
   bool HasIndex(uint32_t layer_slot) const {
     return cache_->layers.layers[layer_slot].shape.has_index();
   }
+  // Returns whether a layer has what its first codebook needs, or a codebook.
+  bool CanTrain(const Snapshot& snapshot, uint32_t layer_slot) const;
   bool IsTail(const SegmentEntry& entry) const;
   bool IsCoded(const SegmentEntry& entry, uint32_t layer_slot) const;
   // Returns the index of the entry; null when it has none.

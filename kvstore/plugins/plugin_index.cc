@@ -20,10 +20,6 @@ constexpr size_t kMaxTextBytes = 512;
 static_assert(PQCACHED_INDEX_PLUGIN_PARAMETERS == kMaxPluginParameters &&
               PQCACHED_INDEX_PLUGIN_VALUE == kMaxPluginValue);
 
-size_t ContentAligned(size_t bytes) {
-  return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
-}
-
 // The values of all parameters, as the plug-in reads them.
 struct PluginValues {
   uint32_t values[kMaxPluginParameters];
@@ -127,6 +123,31 @@ uint32_t LoadPluginSample(const kernels::Exec& exec, const TrainingArgs& args, u
   return loaded;
 }
 
+// Returns the gap of the queries that are loaded: every `step`-th.
+uint32_t QueryStep(const SampledQueries& samples) {
+  const uint64_t queries = uint64_t{samples.position_count} * samples.queries_per_position;
+  constexpr uint64_t kMost = PQCACHED_INDEX_PLUGIN_TRAIN_QUERIES;
+  return static_cast<uint32_t>(std::max<uint64_t>(1, (queries + kMost - 1) / kMost));
+}
+
+// Loads every `step`-th query. Returns their number.
+uint32_t LoadPluginQueries(const TrainingArgs& args, uint32_t step, float* queries) {
+  const SampledQueries& samples = args.samples;
+  const size_t query_bytes = args.shape.key_dim * kernels::DTypeBytes(args.shape.dtype);
+  const uint64_t count = uint64_t{samples.position_count} * samples.queries_per_position;
+  uint32_t loaded = 0;
+  for (uint64_t i = 0; i < count; i += step, ++loaded) {
+    kernels::ConvertElements(
+        args.shape.dtype,
+        samples.rows + i / samples.queries_per_position * samples.row_stride +
+            i % samples.queries_per_position * query_bytes,
+        kernels::DType::kF32,
+        reinterpret_cast<std::byte*>(queries + size_t{loaded} * args.shape.key_dim),
+        args.shape.key_dim);
+  }
+  return loaded;
+}
+
 }  // namespace
 
 std::string CheckDescription(const PluginDescription& description) {
@@ -146,7 +167,11 @@ std::string CheckDescription(const PluginDescription& description) {
   const bool is_complete = description.codebook_bytes != nullptr &&
                            description.code_bytes != nullptr && description.train != nullptr &&
                            description.encode != nullptr && description.score != nullptr;
-  return is_complete ? "" : "codebook_bytes, code_bytes, train, encode and score must not be NULL";
+  if (!is_complete) return "codebook_bytes, code_bytes, train, encode and score must not be NULL";
+  if (description.needs_queries != nullptr && description.train_on_queries == nullptr) {
+    return "train_on_queries: must not be NULL with needs_queries";
+  }
+  return "";
 }
 
 PluginInfo::PluginInfo(const PluginDescription& description, std::string switched_off)
@@ -330,9 +355,24 @@ std::string PluginIndex::CheckData(const IndexDataHeader&, size_t, const IndexDe
   return "index";
 }
 
+bool PluginIndex::IsTrainedOnQueries(const pqcached_index_plugin_shape& shape) const {
+  if (plugin_.needs_queries == nullptr) return false;
+  const Call call(*this);
+  return plugin_.needs_queries(&shape) != 0;
+}
+
+bool PluginIndex::NeedsSamples(const IndexDescriptor& index) const {
+  const PluginValues values(index);
+  // The answer depends on parameters; no layer of another dimension gets another one.
+  return IsTrainedOnQueries(values.ShapeOf(kMinHeadDim));
+}
+
 size_t PluginIndex::TrainScratchBytes(const kernels::Exec&, const TrainingArgs& args) const {
   // A sample has at most one row more of each span.
-  const uint64_t rows = CountRows(args.rows) / SampleStep(args) + args.rows.size() + 1;
+  const uint64_t queries = uint64_t{args.samples.position_count} *
+                           args.samples.queries_per_position / QueryStep(args.samples);
+  const uint64_t rows =
+      CountRows(args.rows) / SampleStep(args) + args.rows.size() + 1 + queries + 1;
   return rows * args.shape.key_dim * sizeof(float);
 }
 
@@ -342,9 +382,16 @@ TrainingResult PluginIndex::Train(const kernels::Exec& exec, const TrainingArgs&
   const pqcached_index_plugin_shape shape = values.ShapeOf(args.shape.key_dim);
   auto* const keys = reinterpret_cast<float*>(scratch.data());
   const uint32_t count = LoadPluginSample(exec, args, SampleStep(args), keys);
-  const Call call(*this);
-  plugin_.train(&shape, keys, count, args.seed,
-                const_cast<std::byte*>(HeadCodebook(*args.codebook, args.kv_head)));
+  auto* const codebook = const_cast<std::byte*>(HeadCodebook(*args.codebook, args.kv_head));
+  if (IsTrainedOnQueries(shape)) {
+    float* const queries = keys + size_t{count} * args.shape.key_dim;
+    const uint32_t query_count = LoadPluginQueries(args, QueryStep(args.samples), queries);
+    const Call call(*this);
+    plugin_.train_on_queries(&shape, keys, count, queries, query_count, args.seed, codebook);
+  } else {
+    const Call call(*this);
+    plugin_.train(&shape, keys, count, args.seed, codebook);
+  }
   return {.trained_tokens = count, .iterations = args.iterations};
 }
 

@@ -91,6 +91,7 @@ class PluginIndex final : public BuiltIndexType {
                         uint32_t slot_capacity) const override;
 
   // Builds.
+  bool NeedsSamples(const IndexDescriptor& index) const override;
   uint32_t TrainingTasks(const IndexDescriptor&) const override { return 1; }
   size_t TrainScratchBytes(const kernels::Exec& exec, const TrainingArgs& args) const override;
   TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args,
@@ -110,6 +111,8 @@ class PluginIndex final : public BuiltIndexType {
  private:
   class Call;
   size_t HeadCodebookBytes(const IndexDescriptor& index, uint32_t key_dim) const;
+  // Returns whether train_on_queries trains the index.
+  bool IsTrainedOnQueries(const pqcached_index_plugin_shape& shape) const;
   size_t TokenCodeBytes(const IndexDescriptor& index, uint32_t key_dim) const;
 
   const PluginDescription& plugin_;

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <memory>
@@ -74,6 +76,15 @@ absl::StatusOr<std::vector<std::string>> LibrariesIn(const std::string& director
   return paths;
 }
 
+// Returns a description of this version for one of version 1, which ends before needs_queries. It
+// stays, as libraries do.
+const PluginDescription* WithoutQueries(const PluginDescription& description) {
+  static std::deque<PluginDescription> copies;
+  PluginDescription& copy = copies.emplace_back();
+  std::memcpy(&copy, &description, offsetof(PluginDescription, needs_queries));
+  return &copy;
+}
+
 absl::StatusOr<Library> Open(const std::string& path) {
   Library library{.path = path};
   ASSIGN_OR_RETURN(library.file, PluginFileNumber(path));
@@ -84,11 +95,13 @@ absl::StatusOr<Library> Open(const std::string& path) {
   if (entry == nullptr) return Refuse(path, absl::StrCat("does not export ", kEntrySymbol));
   library.description = reinterpret_cast<const PluginDescription* (*)()>(entry)();
   if (library.description == nullptr) return Refuse(path, "describes nothing");
-  if (const uint32_t version = library.description->version;
-      version != PQCACHED_INDEX_PLUGIN_VERSION) {
-    return Refuse(path, absl::StrCat("is of version ", version, " of the interface, must be ",
-                                     PQCACHED_INDEX_PLUGIN_VERSION));
+  const uint32_t version = library.description->version;
+  if (version < 1 || version > PQCACHED_INDEX_PLUGIN_VERSION) {
+    return Refuse(path,
+                  absl::StrCat("is of version ", version, " of the interface, must lie in [1, ",
+                               PQCACHED_INDEX_PLUGIN_VERSION, "]"));
   }
+  if (version < 2) library.description = WithoutQueries(*library.description);
   if (const std::string wrong = CheckDescription(*library.description); !wrong.empty()) {
     return Refuse(path, wrong);
   }

@@ -142,6 +142,28 @@ inline std::span<const float> Centroids(const CodebookHeader& header, uint32_t k
   return {reinterpret_cast<const float*>(begin), kernels::CentroidFloats(GeometryOf(header))};
 }
 
+// Returns whether an index codes keys that a map has rotated.
+inline bool IsWeighted(const IndexDescriptor& index) {
+  return index.kind == IndexKind::kPq && index.layout == SubspaceLayout::kWeighted;
+}
+
+constexpr size_t ContentAligned(size_t bytes) {
+  return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
+}
+
+// Maps [key_dim, key_dim] of one kv head (kernels/train/key_map.h). REQUIRES: IsWeighted.
+struct KeyMaps {
+  std::span<const float> keys, queries;
+};
+inline KeyMaps KeyMapsOf(const CodebookHeader& header, uint32_t kv_head) {
+  const std::span<const float> centroids = Centroids(header, kv_head);
+  const auto* const begin =
+      reinterpret_cast<const std::byte*>(centroids.data()) + ContentAligned(centroids.size_bytes());
+  const size_t floats = size_t{header.key_dim} * header.key_dim;
+  return {{reinterpret_cast<const float*>(begin), floats},
+          {reinterpret_cast<const float*>(begin + ContentAligned(floats * sizeof(float))), floats}};
+}
+
 // Returns the row spans of one kv head, the input of kernels that read rows.
 std::vector<kernels::RowSpan> RowSpans(const LayerView& view, uint32_t kv_head);
 // Writes them into `memory`: aligned for a RowSpan, and as large as one of each segment.

@@ -13,7 +13,7 @@
 //   rows      (segment, layer, kv head)       row slots, `row_bytes` apart, no header
 //   index     (segment, layer, index)         IndexDataHeader, then per kv head: code planes, cell
 //                                             counts, posting lists
-//   codebook  (generation, layer, index)      CodebookHeader, then per kv head: centroids
+//   codebook  (generation, layer, index)      CodebookHeader, then per kv head: centroids, maps
 //   order     (segment, layer), only when     the permutation slot -> token
 //             row_order is RowOrder::kCell
 //
@@ -49,7 +49,8 @@ namespace pqcached::kvstore {
 //   2  IndexDataHeader has posting lists
 //   3  ControlPage has slot words
 //   4  CodebookHeader has paired_dims, IndexDescriptor has a layout of sub-spaces
-inline constexpr uint32_t kLayoutVersion = 4;
+//   5  SubspaceLayout has kWeighted, whose codebooks have maps of keys and queries
+inline constexpr uint32_t kLayoutVersion = 5;
 // Oldest version of extents that an earlier process may have left in a pool and that this one
 // reads: paired_dims and the layout are 0 there, which is what they mean.
 inline constexpr uint32_t kOldestExtentVersion = 3;
@@ -123,6 +124,9 @@ enum class IndexKind : uint32_t {
 enum class SubspaceLayout : uint32_t {
   kPairs = 0,       // keeps pairs of a rotary embedding together, where the cache's rope names them
   kContiguous = 1,  // consecutive dims
+  // Consecutive dims of a rotated key, whose rotation query samples have determined
+  // (kernels/train/key_map.h).
+  kWeighted = 2,
 };
 
 // One index over a layer. A sequence has at most kMaxIndexes of them, numbered by index slot.
@@ -179,8 +183,10 @@ struct IndexDataHeader {
 // index.
 //
 // The centroids of a kv head are float[m][2^b][key_dim / m] at centroid_offset_bytes + kv_head *
-// head_stride_bytes. The codebook says itself how its sub-spaces are cut: those of earlier versions
-// are contiguous under any layout of their index.
+// head_stride_bytes. Under SubspaceLayout::kWeighted the maps of keys and of queries follow, at the
+// next multiple of kContentAlignment each: float[key_dim][key_dim], input by output. The codebook
+// says itself how its sub-spaces are cut: those of earlier versions are contiguous under any layout
+// of their index.
 struct CodebookHeader {
   static constexpr uint32_t kMagic = 0x4b424350;  // "PCBK"
   uint32_t magic = kMagic;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
+#include "kvstore/rows/samples.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -22,8 +23,16 @@ class IngestTransactionImpl final : public IngestTransaction {
     return status;
   }
 
+  absl::Status AddSamples(const LayerSamples& samples) override {
+    RETURN_IF_ERROR(CheckUsable());
+    absl::Status status = AddChecked(samples);
+    if (!status.ok()) failed_ = status;
+    return status;
+  }
+
   absl::StatusOr<uint64_t> Commit() override {
     RETURN_IF_ERROR(CheckUsable());
+    RETURN_IF_ERROR(CheckStored(*writer_));
     committed_ = true;
     const uint32_t begin = writer_->base().token_count();
     absl::StatusOr<uint64_t> token_count = writer_->Commit();
@@ -40,6 +49,12 @@ class IngestTransactionImpl final : public IngestTransaction {
   absl::Status CheckUsable() const {
     if (committed_) return FailedPrecondition("sequence_id", "the ingest is committed");
     return failed_;
+  }
+
+  absl::Status AddChecked(const LayerSamples& samples) {
+    ASSIGN_OR_RETURN(const uint32_t layer_slot, CheckSampledLayer(writer_->cache(), samples.layer));
+    ASSIGN_OR_RETURN(const auto copy, CopySamples(writer_->cache(), layer_slot, samples));
+    return writer_->AddSamples(layer_slot, *copy);
   }
 
   absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {

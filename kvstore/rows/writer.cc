@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -358,6 +359,17 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
   }
 }
 
+absl::Status SegmentWriter::AddSamples(uint32_t layer_slot, const QuerySamples& newer) {
+  if (samples_.empty()) {
+    samples_ = base_->list->samples;
+    samples_.resize(cache_->layers.size());
+  }
+  ASSIGN_OR_RETURN(samples_[layer_slot],
+                   QuerySamples::Merge(*cache_->pool, cache_->layers.layers[layer_slot].shape,
+                                       samples_[layer_slot].get(), newer));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<uint64_t> SegmentWriter::Commit() {
   if (!base_->list->indexes.empty()) {
     EncodeNew();
@@ -366,12 +378,13 @@ absl::StatusOr<uint64_t> SegmentWriter::Commit() {
   const uint64_t token_count = *std::min_element(layer_tokens_.begin(), layer_tokens_.end());
   Sequence& sequence = lease_.sequence();
   absl::Status status;
-  if (edited_.empty()) {
+  if (edited_.empty() && samples_.empty()) {
     status = sequence.PublishRows(std::move(layer_tokens_));
   } else {
-    const uint32_t begin = edited_.front().rows->first_position();
-    status = sequence.PublishRows(std::move(layer_tokens_),
-                                  {begin, std::move(edited_), closes_prefill_});
+    const uint32_t begin = edited_.empty() ? std::numeric_limits<uint32_t>::max()
+                                           : edited_.front().rows->first_position();
+    status = sequence.PublishRows(std::move(layer_tokens_), {begin, std::move(edited_),
+                                                             closes_prefill_, std::move(samples_)});
   }
   if (!status.ok()) return status;
   return token_count;

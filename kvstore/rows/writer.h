@@ -77,6 +77,14 @@ class SegmentWriter {
   //
   // REQUIRES: ClassifyRange returned kRepeat.
   absl::Status Compare(uint32_t first_position, const CheckedRows& rows) const;
+  // Returns the query samples of a layer, with those of AddSamples; null: none.
+  std::shared_ptr<const QuerySamples> samples(uint32_t layer_slot) const {
+    return layer_slot < samples_.size() ? samples_[layer_slot] : base_->list->SamplesOf(layer_slot);
+  }
+  // Adds samples of a layer (samples.h), which Commit publishes with the rows. Errors:
+  // kResourceExhausted.
+  absl::Status AddSamples(uint32_t layer_slot, const QuerySamples& newer);
+
   // Encodes the new rows in segments that have an index, counts the cells of complete layers of
   // closed segments, and publishes all of it. Returns the token_count. Called once.
   absl::StatusOr<uint64_t> Commit();
@@ -130,6 +138,7 @@ class SegmentWriter {
   size_t kept_;
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;
+  std::vector<std::shared_ptr<const QuerySamples>> samples_;  // empty: none were added
   bool readers_checked_ = false;  // slots to be written are not visible to older readers
   std::vector<kernels::IngestResult> results_;  // per tile, of one Write
 };

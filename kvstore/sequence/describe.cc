@@ -42,6 +42,9 @@ LayerInfo DescribeLayer(const Cache& cache, const Snapshot& snapshot, uint32_t s
   LayerInfo info{.layer = cache.layers.layers[slot].layer,
                  .row_count = snapshot.layer_tokens[slot],
                  .index_states = {}};
+  if (const auto samples = snapshot.list->SamplesOf(slot); samples != nullptr) {
+    info.query_sample_count = static_cast<uint32_t>(samples->positions().size());
+  }
   const bool has_index = cache.layers.layers[slot].shape.has_index();
   for (size_t index = 0; index < snapshot.list->indexes.size(); ++index) {
     const bool ready = !has_index || snapshot.list->index_ready(index, slot);
@@ -78,6 +81,9 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
         info.index_bytes += IndexContentBytes(shape, index, rows.slot_capacity(), slots);
       }
     }
+  }
+  for (const auto& samples : list.samples) {
+    if (samples != nullptr) info.used_bytes += samples->used_bytes();
   }
   std::set<const Codebook*> codebooks;  // segments of one generation share them
   for (size_t i = 0; i < list.segments.size(); ++i) {

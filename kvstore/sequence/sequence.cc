@@ -78,6 +78,9 @@ void Complete(const std::vector<uint32_t>& layer_tokens, SegmentList& list) {
     list.indexes.clear();
     list.prefill_closed = false;
   }
+  for (uint32_t slot = 0; slot < list.samples.size(); ++slot) {
+    list.samples[slot] = QuerySamples::Below(std::move(list.samples[slot]), layer_tokens[slot]);
+  }
   for (size_t i = 0; i < list.segments.size(); ++i) {
     SegmentEntry& entry = list.segments[i];
     OrderIndexes(list.indexes, entry);
@@ -329,6 +332,7 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit 
     }
     std::move(edit.entries.begin(), edit.entries.end(), std::back_inserter(segments));
     if (edit.closes_prefill) list.prefill_closed = true;
+    if (!edit.samples.empty()) list.samples = std::move(edit.samples);
     return absl::OkStatus();
   });
 }
@@ -364,8 +368,12 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
     const MutexLock state_lock(&mutex_);
     views_.push_back(MakeView(base->layer_tokens, base->list->tail()));
   }
+  const auto& samples = base->list->samples;
+  const bool cuts_samples = std::any_of(samples.begin(), samples.end(), [&](const auto& each) {
+    return each != nullptr && each->positions().back() >= token_count;
+  });
   const bool list_stays = !segments.empty() && base->list->has_active_segment() &&
-                          segments.back().rows->first_position() < token_count;
+                          segments.back().rows->first_position() < token_count && !cuts_samples;
   if (list_stays) {
     return Install(std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
   }

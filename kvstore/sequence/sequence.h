@@ -34,6 +34,7 @@
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/holds.h"
+#include "kvstore/sequence/query_samples.h"
 #include "kvstore/sequence/segment.h"
 #include "kvstore/values.h"
 
@@ -81,12 +82,18 @@ struct SegmentList {
   std::vector<IndexDescriptor> indexes;  // in any state; see index_ready
   // Set by ClosePrefill, by the first BuildIndex, or when the first decoded token is appended.
   bool prefill_closed = false;
+  // Per layer slot, or empty; null where the layer has none.
+  std::vector<std::shared_ptr<const QuerySamples>> samples;
   // [indexes, layer slots]: whether every segment is ready. Set by Sequence.
   std::vector<std::vector<bool>> ready;
 
   bool has_active_segment() const { return !segments.empty() && !segments.back().closed; }
   const SegmentRows* tail() const {
     return has_active_segment() ? segments.back().rows.get() : nullptr;
+  }
+  // Returns the query samples of a layer; null if there are none.
+  std::shared_ptr<const QuerySamples> SamplesOf(uint32_t layer_slot) const {
+    return layer_slot < samples.size() ? samples[layer_slot] : nullptr;
   }
   // Returns whether every segment has codes and a codebook of this layer. Tokens can then be
   // selected from the layer, and new rows are encoded when they are written.
@@ -149,6 +156,8 @@ struct ListEdit {
   uint32_t begin = 0;                 // entries from this position on ...
   std::vector<SegmentEntry> entries;  // ... are replaced by these
   bool closes_prefill = false;        // same as in CloseActiveSegment
+  // Query samples per layer slot; empty: they stay as they are.
+  std::vector<std::shared_ptr<const QuerySamples>> samples = {};
 };
 
 class Sequence {

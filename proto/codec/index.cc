@@ -98,8 +98,9 @@ Refusal Decode(const v1::IndexSpec& message, const std::string& field, IndexDesc
   switch (message.kind_case()) {
     case v1::IndexSpec::kPq:
       if (!v1::PqIndex::Layout_IsValid(message.pq().layout())) {
-        return RefuseValue(field + ".pq.layout", std::to_string(message.pq().layout()) +
-                                                     ", must be 0 (pairs) or 1 (contiguous)");
+        return RefuseValue(field + ".pq.layout",
+                           std::to_string(message.pq().layout()) +
+                               ", must be 0 (pairs), 1 (contiguous) or 2 (weighted)");
       }
       *index = {kvstore::IndexKind::kPq, message.pq().subspaces(), message.pq().bits(),
                 static_cast<kvstore::SubspaceLayout>(message.pq().layout())};

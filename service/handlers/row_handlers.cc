@@ -180,11 +180,24 @@ absl::Status IngestRows::TakeHeader(const Caller& caller, const v1::IngestHeader
 absl::Status IngestRows::TakeChunk(const Caller& caller, const IngestMessage& message) {
   const v1::IngestChunk& chunk = message.request().chunk();
   if (transaction_ == nullptr) return InvalidArgument("header", "must come first");
-  if (chunk.query_samples_size() > 0) return UnimplementedField("chunk.query_samples");
+  RETURN_IF_ERROR(TakeSamples(chunk));
+  if (!chunk.has_rows() && chunk.query_samples_size() > 0) return absl::OkStatus();
   if (!chunk.has_rows()) return InvalidArgument("chunk.rows", "missing");
   StagingClaims claims(store_, caller.session.id);  // released when the rows are copied
   ASSIGN_OR_RETURN(const kvstore::LayerRows rows, message.Rows(max_message_bytes_, &claims));
   return PrefixField("chunk", transaction_->Write(chunk.first_position(), rows));
+}
+
+absl::Status IngestRows::TakeSamples(const v1::IngestChunk& chunk) {
+  for (int i = 0; i < chunk.query_samples_size(); ++i) {
+    const std::string field = absl::StrCat("chunk.query_samples[", i, "]");
+    ASSIGN_OR_RETURN(const kvstore::LayerSamples samples,
+                     LayerSamplesOf(chunk.query_samples(i), field, max_message_bytes_));
+    if (absl::Status status = transaction_->AddSamples(samples); !status.ok()) {
+      return PrefixField(field, status);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status IngestRows::Commit(const Caller& caller, v1::IngestResponse* response) {

@@ -42,6 +42,8 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
                                                uint64_t max_bytes,
                                                StagingClaims* staging = nullptr);
+absl::StatusOr<kvstore::LayerSamples> LayerSamplesOf(const v1::QuerySamples& samples,
+                                                     const std::string& field, uint64_t max_bytes);
 kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease);
 absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live, const std::string& field);
 absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request);

@@ -180,6 +180,15 @@ absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const 
   return kvstore::LayerRows{rows.layer(), std::move(keys), std::move(values)};
 }
 
+absl::StatusOr<kvstore::LayerSamples> LayerSamplesOf(const v1::QuerySamples& samples,
+                                                     const std::string& field, uint64_t max_bytes) {
+  ASSIGN_OR_RETURN(const auto queries, TensorOf(samples.queries(), field + ".queries", max_bytes));
+  return kvstore::LayerSamples{
+      .layer = samples.layer(),
+      .positions = {samples.positions().begin(), samples.positions().end()},
+      .queries = queries};
+}
+
 kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease) {
   return {.lease_id = lease.lease_id(), .known_version = lease.known_version()};
 }

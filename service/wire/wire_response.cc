@@ -64,6 +64,7 @@ static_assert(static_cast<int>(kvstore::SegmentState::kSealed) == v1::SEGMENT_ST
 static_assert(static_cast<int>(kvstore::SubspaceLayout::kPairs) == v1::PqIndex::LAYOUT_PAIRS);
 static_assert(static_cast<int>(kvstore::SubspaceLayout::kContiguous) ==
               v1::PqIndex::LAYOUT_CONTIGUOUS);
+static_assert(static_cast<int>(kvstore::SubspaceLayout::kWeighted) == v1::PqIndex::LAYOUT_WEIGHTED);
 static_assert(kvstore::Rope::kHalf == v1::RopeDescription::LAYOUT_HALF);
 
 }  // namespace
@@ -227,6 +228,7 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
     v1::LayerDescription* description = message->add_layers();
     description->set_layer(layer.layer);
     description->set_row_count(layer.row_count);
+    description->set_query_sample_count(layer.query_sample_count);
     for (const kvstore::LayerState state : layer.index_states) {
       description->add_index_states(static_cast<v1::LayerState>(state));
     }

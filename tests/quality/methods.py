@@ -131,6 +131,8 @@ class Rows:
     def store(self, keys, values):
         """The prefill, [tokens, kv_heads, dim]."""
         self.sequence.ingest(0, 0, keys, values)
+        if self.problem.samples:
+            self.sequence.add_query_samples(0, *self.problem.samples)
 
     def build(self, index, iterations):
         before, start = self.sequence.describe(), time.perf_counter()
@@ -199,14 +201,15 @@ class Flat(Sidecar):
 
 
 class Pq(Sidecar):
-    def __init__(self, rows, subspaces, bits, iterations=0, contiguous=False):
+    """Product quantization; layout: a name of SubspaceLayout in lower case."""
+
+    def __init__(self, rows, subspaces, bits, iterations=0, layout="pairs"):
         super().__init__(rows)
-        self.subspaces, self.bits, self.iterations, self.contiguous = subspaces, bits, iterations, contiguous
-        self.name = f"pq{subspaces}x{bits}" + (" contiguous" if contiguous else "")
+        self.subspaces, self.bits, self.iterations, self.layout = subspaces, bits, iterations, layout
+        self.name = f"pq{subspaces}x{bits}" + ("" if layout == "pairs" else f" {layout}")
 
     def index(self):
-        layouts = self.rows.pqcached.SubspaceLayout
-        return self.rows.pqcached.Index.pq(self.subspaces, self.bits, layouts.CONTIGUOUS if self.contiguous else layouts.PAIRS)
+        return self.rows.pqcached.Index.pq(self.subspaces, self.bits, self.rows.pqcached.SubspaceLayout[self.layout.upper()])
 
     def prepare(self, problem):
         super().prepare(problem)

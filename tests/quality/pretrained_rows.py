@@ -9,6 +9,8 @@ Rows of the area engine:
 Rows of the area systems:
     pair_layout_mass_gain_*_smollm2    = attention mass that sink, window and selected tokens cover, with sub-spaces that keep rotary
                                          pairs together minus contiguous ones
+    query_weighted_mass_gain_*_smollm2 = the same mass, with keys rotated by samples of the prompt's queries (its last 64 and 512 before
+                                         them) minus the better of the two layouts above
 """
 
 import argparse
@@ -36,6 +38,9 @@ RERANK = {"area": "engine", "name": "rerank2_mass_gain_m2b6_r10_smollm2", "unit"
 PAIRS = {"area": "systems", "unit": "share of mass", "better": "higher"}
 LAYOUTS = [(2, 6, {"name": "pair_layout_mass_gain_m2b6_smollm2", "goal": 0.004}),
            (4, 4, {"name": "pair_layout_mass_gain_m4b4_smollm2", "goal": 0.015})]
+WEIGHTED = [(4, 4, {"name": "query_weighted_mass_gain_m4b4_smollm2", "goal": 0.015}),
+            (4, 8, {"name": "query_weighted_mass_gain_m4b8_smollm2", "goal": 0.001})]
+SAMPLE_WINDOW, SAMPLES = 64, 512
 
 
 def captured(folder, layers):
@@ -43,16 +48,18 @@ def captured(folder, layers):
     text = folder / "text.md"
     text.write_text("\n".join((ROOT / name).read_text() for name in TEXTS))
     subprocess.run([sys.executable, ROOT / "tests/quality/capture.py", text, "--out", folder, "--tokens", str(TOKENS),
-                    "--layers", ",".join(map(str, layers)), "--queries", str(QUERIES)], check=True)
+                    "--layers", ",".join(map(str, layers)), "--queries", str(TOKENS)], check=True)
     meta = json.loads((folder / "meta.json").read_text())
     count = len(meta["tokens"])
     chosen = np.arange(STRIDE - 1, QUERIES, STRIDE)
+    first = count - QUERIES
+    sampled = np.union1d(np.arange(0, first, -(-first // SAMPLES)), np.arange(first - SAMPLE_WINDOW, first))
     for layer in layers:
         q, k, v = (np.load(folder / f"layer{layer}_{name}.npy") for name in "qkv")
-        first = count - QUERIES
-        turn = Turn(stored(k[:, first:]), stored(v[:, first:]), np.ascontiguousarray(q[:, chosen].transpose(1, 0, 2)), first + chosen)
+        queries = q.transpose(1, 0, 2)
+        turn = Turn(stored(k[:, first:]), stored(v[:, first:]), np.ascontiguousarray(queries[first + chosen]), first + chosen)
         yield Problem(f"SmolLM2 layer {layer}", {"layer": layer}, stored(k[:, :first]), stored(v[:, :first]), [turn], meta["scale"],
-                      rotary_dim=k.shape[2])
+                      rotary_dim=k.shape[2], samples=(sampled.tolist(), np.ascontiguousarray(queries[sampled])))
 
 
 def means(problem, methods, key):
@@ -82,16 +89,24 @@ def rerank_rows(problems, rows_of):
 
 
 def layout_rows(problems, rows_of):
-    found = {row["name"]: [] for *_, row in LAYOUTS}
+    masses = {}  # by (m, b): of the layouts, per problem
     for problem in problems:
         with rows_of(problem) as rows:
-            for m, b, row in LAYOUTS:
-                contiguous, pairs = Pq(rows, m, b, contiguous=True), Pq(rows, m, b)
-                mean = means(problem, [contiguous, pairs], "mass")
-                found[row["name"]].append((mean[contiguous.name], mean[pairs.name]))
-                print(f"{problem.name}: {contiguous.name} {mean[contiguous.name]:.4f}, {pairs.name} {mean[pairs.name]:.4f}", flush=True)
-    against = "contiguous sub-spaces, which cover {without:.4f} of the attention; pairs {reached:.4f}; {where}"
-    return [gain({**PAIRS, **row}, found[row["name"]], against) for *_, row in LAYOUTS]
+            for m, b in sorted({(m, b) for m, b, _ in LAYOUTS + WEIGHTED}):
+                methods = [Pq(rows, m, b, layout=layout) for layout in ("contiguous", "pairs", "weighted")]
+                mean = means(problem, methods, "mass")
+                masses.setdefault((m, b), []).append([mean[method.name] for method in methods])
+                print(f"{problem.name}:", ", ".join(f"{method.name} {mean[method.name]:.4f}" for method in methods), flush=True)
+    pairs = [gain({**PAIRS, **row}, [(of[0], of[1]) for of in masses[m, b]],
+                  "contiguous sub-spaces, which cover {without:.4f} of the attention; pairs {reached:.4f}; {where}")
+             for m, b, row in LAYOUTS]
+    weighted = []
+    for m, b, row in WEIGHTED:
+        best = int(np.argmax(np.mean(masses[m, b], axis=0)[:2]))
+        weighted.append(gain({**PAIRS, **row}, [(of[best], of[2]) for of in masses[m, b]],
+                             ("contiguous sub-spaces", "rotary pairs")[best] +
+                             ", which cover {without:.4f} of the attention; weighted {reached:.4f}; {where}"))
+    return pairs + weighted
 
 
 def measured(build, area):
@@ -116,7 +131,7 @@ def main():
     arguments = parser.parse_args()
     reason = absent()
     if reason:
-        named = [RERANK] if arguments.area == "engine" else [{**PAIRS, **row} for *_, row in LAYOUTS]
+        named = [RERANK] if arguments.area == "engine" else [{**PAIRS, **row} for *_, row in LAYOUTS + WEIGHTED]
         rows = [{**row, "value": None, "samples": None, "spread": None, "against": reason} for row in named]
     else:
         rows = measured(arguments.build.resolve(), arguments.area)

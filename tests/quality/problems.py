@@ -32,6 +32,7 @@ class Problem:
     turns: list
     scale: float
     rotary_dim: int = 0  # the first dims, rotated in pairs (i, i + rotary_dim / 2)
+    samples: tuple = ()  # queries of the prefill for the training of indexes: positions, and [positions, query_heads, dim]
 
     @property
     def kv_heads(self):

@@ -301,11 +301,11 @@ typedef enum pqc_index_kind {
 
 /* Cut of the sub-spaces of pq from a key. Another layout is another index. */
 typedef enum pqc_subspace_layout {
-  /* Rotary pairs are kept together where the cache's rope fields name them: where rope_layout is
-   * PQC_ROPE_HALF, rotary_dim a multiple of s = key_dim / subspaces and more than s, and s even, a
-   * sub-space of the first rotary_dim dims has s / 2 consecutive dims and their partners. */
+  /* Keeps rotary pairs together: where rope_layout is PQC_ROPE_HALF, rotary_dim a multiple of s =
+   * key_dim / subspaces and more, and s even, a sub-space has s / 2 dims and their partners. */
   PQC_SUBSPACES_PAIRS = 0,
-  PQC_SUBSPACES_CONTIGUOUS = 1 /* s consecutive dims */
+  PQC_SUBSPACES_CONTIGUOUS = 1, /* s consecutive dims */
+  PQC_SUBSPACES_WEIGHTED = 2    /* of keys rotated by query samples (rows.h), which it needs */
 } pqc_subspace_layout;
 #define PQC_INDEX_LAYOUT 0u /* the word of pqc_index.reserved that has it */
 

@@ -1,5 +1,5 @@
-/* pqcached client: rows that a call passes on without waiting until they are stored. A part of
- * client.h, which includes it and whose conventions hold.
+/* pqcached client: rows that a call passes on without waiting until they are stored, and samples of
+ * a prompt's queries. A part of client.h, which includes it and whose conventions hold.
  *
  * Example, a prompt's chunk whose rows the engine overwrites afterwards:
  *
@@ -40,6 +40,33 @@ extern "C" {
 PQC_API pqc_status pqc_enqueue_rows(pqc_sequence* sequence, uint64_t first_position,
                                     const pqc_layer_rows* layers, uint32_t layer_count,
                                     const pqc_row_options* options);
+
+/* Queries of some tokens of a prompt in one layer, after RoPE. An index of layout
+ * PQC_SUBSPACES_WEIGHTED is trained on them. Useful are those of the last 64 tokens, which is where
+ * a question often is, and of every n-th token before them, 512 in total. */
+typedef struct pqc_query_samples {
+  size_t struct_size;
+  uint32_t layer;
+  const uint64_t* positions; /* [position_count], ascending: tokens that are stored */
+  uint64_t position_count;   /* >= 1 */
+  pqc_tensor queries;        /* [position_count, query_heads, key_dim], any strides */
+} pqc_query_samples;
+
+/* Adds query samples [sample_count], 1..1024, of layers that indexes have, before the index is
+ * built: all of them or none. A position that has samples gets the new ones. A layer keeps 1024
+ * positions: those of its newest 64 samples, and of earlier ones as many as fit, with equal gaps.
+ * They take memory of the cache (positions x query_heads x key_dim numbers of its dtype), are
+ * shared with forks and with prompts that begin alike, and are lost when the sidecar's worker ends;
+ * an index that was trained needs them no longer. Waits for one RPC.
+ *
+ * Errors: PQC_INVALID_ARGUMENT    sample_count, or samples[i]: a layer that is not stored or has no
+ *                                 index, positions that do not ascend or are not stored, the shape,
+ *                                 NaN or infinity
+ *         PQC_ABORTED             a step has the sequence, or another call changes it: repeat
+ *         PQC_RESOURCE_EXHAUSTED  the cache is full
+ *         PQC_UNIMPLEMENTED       the sidecar, or libpqcached_rpc, is older than query samples */
+PQC_API pqc_status pqc_add_query_samples(pqc_sequence* sequence, const pqc_query_samples* samples,
+                                         uint32_t sample_count);
 
 #ifdef __cplusplus
 }

@@ -79,6 +79,15 @@ class Sequence {
                                    static_cast<uint32_t>(rows.size()), &options));
   }
 
+  // Adds queries of tokens that are stored, for indexes of layout PQC_SUBSPACES_WEIGHTED: all or
+  // none (pqc_add_query_samples).
+  Status AddQuerySamples(std::span<const QuerySamples> samples) {
+    std::vector<pqc_query_samples> c;
+    for (const QuerySamples& each : samples) c.push_back(each.c());
+    return Status(
+        pqc_add_query_samples(handle_.get(), c.data(), static_cast<uint32_t>(c.size())));
+  }
+
   // Trains and codes the index of all layers; returns when it is complete (pqc_build_index).
   // PQC_ALREADY_EXISTS says that the index was built before.
   Status BuildIndex(const BuildOptions& options = {}) {

@@ -356,6 +356,22 @@ inline std::vector<pqc_layer_rows> LayerRowsToC(std::span<const LayerRows> layer
   return rows;
 }
 
+// Queries [positions, query_heads, key_dim] of stored tokens in one layer (pqc_query_samples).
+struct QuerySamples {
+  uint32_t layer = 0;
+  std::span<const uint64_t> positions = {};
+  Tensor queries = {};
+
+  pqc_query_samples c() const {
+    auto samples = PQC_INIT(pqc_query_samples);
+    samples.layer = layer;
+    samples.positions = positions.data();
+    samples.position_count = positions.size();
+    samples.queries = queries.c();
+    return samples;
+  }
+};
+
 // Options of Sequence::BuildIndex (pqc_build_options).
 struct BuildOptions {
   Index index = {};

@@ -81,6 +81,7 @@ PQC_INDEX_PLUGIN = 3
 # pqc_subspace_layout
 PQC_SUBSPACES_PAIRS = 0
 PQC_SUBSPACES_CONTIGUOUS = 1
+PQC_SUBSPACES_WEIGHTED = 2
 
 # pqc_verdict
 PQC_FITS_NOW = 1
@@ -475,6 +476,16 @@ class Partial(Sized):
     ]
 
 
+class QuerySamples(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("layer", c_uint32),
+        ("positions", POINTER(c_uint64)),
+        ("position_count", c_uint64),
+        ("queries", Tensor),
+    ]
+
+
 class StepItem(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -721,6 +732,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_merge_tensors": (c_uint32, [POINTER(Partial), POINTER(Partial)]),
     "pqc_enqueue_rows": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32,
         POINTER(RowOptions)]),
+    "pqc_add_query_samples": (c_uint32, [c_void_p, POINTER(QuerySamples), c_uint32]),
     "pqc_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),
         POINTER(c_void_p)]),
     "pqc_step_topk": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Selection),

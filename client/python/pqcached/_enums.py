@@ -56,6 +56,7 @@ class SubspaceLayout(enum.IntEnum):
 
     PAIRS = abi.PQC_SUBSPACES_PAIRS  # pairs of RopeLayout.HALF are kept together
     CONTIGUOUS = abi.PQC_SUBSPACES_CONTIGUOUS
+    WEIGHTED = abi.PQC_SUBSPACES_WEIGHTED  # needs Sequence.add_query_samples
 
 
 class IndexKind(enum.IntEnum):

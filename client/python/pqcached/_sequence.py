@@ -22,7 +22,7 @@ from ._names import TokenNames, pointer_to, row_options
 from ._operations import AsyncCalls, build_options
 from ._options import (Attention, BuildProgress, Index, LayerGroup, Progress, Scores, Selected, Selection,
                        SequenceInfo, from_c)
-from ._steps import Decoder, LayerArrays, layer_rows
+from ._steps import Decoder, LayerArrays, layer_rows, query_samples
 
 if TYPE_CHECKING:
     from ._client import Cache
@@ -216,6 +216,15 @@ class Sequence(AsyncCalls):
         first = uint64("first_position", first_position)
         with self._handle as sequence:
             check(self._library.pqc_enqueue_rows(sequence, first, rows, len(rows), pointer_to(options)))
+
+    def add_query_samples(self, layer: int, positions: SequenceOf[int], queries: ArrayLike) -> None:
+        """Adds queries [positions, query_heads, key_dim] of stored tokens, for indexes of SubspaceLayout.WEIGHTED.
+
+        positions ascend; useful are the last 64 of a prompt and every n-th before them, 512 in total. See pqc_add_query_samples.
+        """
+        samples, _held = query_samples(layer, positions, queries)
+        with self._handle as sequence:
+            check(self._library.pqc_add_query_samples(sequence, byref(samples), 1))
 
     def flush(self) -> None:
         """Waits until all rows of ended steps are stored; raises the sequence's pending error, if

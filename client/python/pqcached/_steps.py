@@ -64,6 +64,15 @@ def layer_rows(layers: LayerArrays,
     return rows, held
 
 
+def query_samples(layer: int, positions: SequenceOf[int], queries: ArrayLike) -> Tuple[Any, List[Any]]:
+    """Returns the samples as the library expects them, and the objects that keep their memory alive."""
+    numbers = (ctypes.c_uint64 * len(positions))(*[uint64("positions", position) for position in positions])
+    rows = tensor("queries", queries)
+    samples = abi.QuerySamples()
+    samples.layer, samples.positions, samples.position_count, samples.queries = uint32("layer", layer), numbers, len(numbers), rows.c
+    return samples, [numbers, rows]
+
+
 class Step(Closable):
     """One decode step. Made by Client.begin_step; ended by end(), abandoned by close() or the end
     of `with`.

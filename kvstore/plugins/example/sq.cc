@@ -123,6 +123,8 @@ const pqcached_index_plugin_description kDescription = {
     .train = Train,
     .encode = Encode,
     .score = Score,
+    .needs_queries = nullptr,  // it is trained on keys alone
+    .train_on_queries = nullptr,
 };
 
 }  // namespace

@@ -65,6 +65,14 @@ struct HeadSearch {
   std::span<std::byte> work;       // 64-byte aligned
 };
 
+// Query samples of one kv head: of each sampled position, the queries of its query heads.
+struct SampledQueries {
+  const std::byte* rows = nullptr;    // first query of the first position, in the layer's dtype
+  size_t row_stride = 0;              // bytes from one position to the next
+  uint32_t position_count = 0;        // 0: there are none
+  uint32_t queries_per_position = 0;  // one behind the other
+};
+
 // One task of a training; the tasks of a kv head are independent of each other.
 struct TrainingArgs {
   LayerShape shape;
@@ -77,6 +85,7 @@ struct TrainingArgs {
   uint64_t seed = 0;  // same for all tasks of a kv head, which draw the same sample
   // Codebook that the training starts from; null, or it does not fit: chosen by `seed`.
   const CodebookHeader* first = nullptr;
+  SampledQueries samples = {};  // of types that need them
   // Called before each iteration; false ends the training with the current state.
   std::function<bool()> keep_going;
   CodebookHeader* codebook = nullptr;  // formatted; the part of this task is overwritten
@@ -174,6 +183,21 @@ class BuiltIndexType : public IndexType {
 
   // Builds.
 
+  // Returns whether the first codebook of a layer needs query samples. Later ones have `first`.
+  virtual bool NeedsSamples(const IndexDescriptor& index) const {
+    static_cast<void>(index);
+    return false;
+  }
+  // Writes the parts of a codebook that all tasks of a kv head use, before they begin; `args.task`
+  // has no meaning. REQUIRES, where the type needs samples: some, or a `first` that fits.
+  virtual size_t PrepareScratchBytes(const TrainingArgs& args) const {
+    static_cast<void>(args);
+    return 0;
+  }
+  virtual void PrepareTraining(const TrainingArgs& args, std::span<std::byte> scratch) const {
+    static_cast<void>(args);
+    static_cast<void>(scratch);
+  }
   // Returns the number of independent training tasks per kv head.
   virtual uint32_t TrainingTasks(const IndexDescriptor& index) const = 0;
   virtual size_t TrainScratchBytes(const kernels::Exec& exec, const TrainingArgs& args) const = 0;

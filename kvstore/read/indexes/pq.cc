@@ -9,7 +9,7 @@ namespace {
 
 enum Parameter : size_t { kSubspaces, kBits, kLayout };
 
-constexpr std::string_view kLayouts[] = {"pairs", "contiguous"};
+constexpr std::string_view kLayouts[] = {"pairs", "contiguous", "weighted"};
 
 constexpr IndexParameter kParameters[] = {
     {.name = "subspaces",
@@ -26,9 +26,10 @@ constexpr IndexParameter kParameters[] = {
      .default_value = 8},
     {.name = "layout",
      .text = "the cut of sub-spaces: pairs keeps the pairs of a rotary embedding together, "
-             "contiguous takes consecutive dims",
+             "contiguous takes consecutive dims, weighted takes those of keys that are rotated so "
+             "that scores have small errors, which needs query samples",
      .least = 0,
-     .most = 1,
+     .most = 2,
      .default_value = 0,
      .names = kLayouts},
 };
@@ -80,9 +81,12 @@ Refusal PqIndex::CheckFit(const IndexDescriptor& index, uint32_t key_dim, const 
 }
 
 std::string PqIndex::NameOf(const IndexDescriptor& index) const {
-  return std::string("pq m=") + std::to_string(index.subspace_count) +
-         " b=" + std::to_string(index.bits) +
-         (index.layout == SubspaceLayout::kContiguous ? " contiguous" : "");
+  std::string name = std::string("pq m=") + std::to_string(index.subspace_count) +
+                     " b=" + std::to_string(index.bits);
+  if (index.layout != SubspaceLayout::kPairs) {
+    name.append(" ").append(kLayouts[static_cast<size_t>(index.layout)]);
+  }
+  return name;
 }
 
 }  // namespace pqcached::kvstore

@@ -55,7 +55,10 @@ class PqIndex final : public BuiltIndexType {
   void CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
                  uint32_t first_slot, IndexDataHeader* to) const override;
 
-  // Training and coding (pq_training.cc).
+  // Training and coding (pq_training.cc, pq_weighting.cc).
+  bool NeedsSamples(const IndexDescriptor& index) const override { return IsWeighted(index); }
+  size_t PrepareScratchBytes(const TrainingArgs& args) const override;
+  void PrepareTraining(const TrainingArgs& args, std::span<std::byte> scratch) const override;
   uint32_t TrainingTasks(const IndexDescriptor& index) const override;
   size_t TrainScratchBytes(const kernels::Exec& exec, const TrainingArgs& args) const override;
   TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args,

@@ -8,9 +8,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-size_t AlignUp(size_t bytes) {
-  return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
-}
+constexpr size_t AlignUp(size_t bytes) { return ContentAligned(bytes); }
 
 // Returns the number of cells that a segment counts and lists: 0 if the counts would be more bytes
 // to read than the codes.
@@ -50,8 +48,18 @@ struct DataPlaces {
   }
 };
 
-size_t CentroidStride(const IndexDescriptor& index, const LayerShape& shape) {
-  return AlignUp(kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float));
+size_t CentroidBytes(const IndexDescriptor& index, const LayerShape& shape) {
+  return kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float);
+}
+
+// Returns the bytes of the maps of one kv head behind its centroids.
+size_t MapBytes(const IndexDescriptor& index, uint32_t key_dim) {
+  return IsWeighted(index) ? 2 * AlignUp(size_t{key_dim} * key_dim * sizeof(float)) : 0;
+}
+
+// Returns the bytes of centroids and maps of one kv head.
+size_t CodebookStride(const IndexDescriptor& index, const LayerShape& shape) {
+  return AlignUp(CentroidBytes(index, shape)) + MapBytes(index, shape.key_dim);
 }
 
 // Returns true when `count` areas of `stride` bytes, each with `content` bytes in use, lie in the
@@ -70,12 +78,12 @@ uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
 }  // namespace
 
 size_t PqIndex::CodebookBytes(const IndexDescriptor& index, const LayerShape& shape) const {
-  return AlignUp(sizeof(CodebookHeader)) + CentroidStride(index, shape) * shape.kv_heads;
+  return AlignUp(sizeof(CodebookHeader)) + CodebookStride(index, shape) * shape.kv_heads;
 }
 
 void PqIndex::FormatCodebook(const LayerShape& shape, CodebookHeader* header) const {
   header->centroid_offset_bytes = AlignUp(sizeof(CodebookHeader));
-  header->head_stride_bytes = CentroidStride(header->index, shape);
+  header->head_stride_bytes = CodebookStride(header->index, shape);
   header->paired_dims = NewGeometry(header->index, shape).paired_dims;
 }
 
@@ -84,11 +92,12 @@ bool PqIndex::ReadsCodebook(const CodebookHeader& header, const LayerShape& shap
   const bool cut =
       header.paired_dims == 0 || header.paired_dims == NewGeometry(header.index, shape).paired_dims;
   return cut && header.centroid_offset_bytes == AlignUp(sizeof(CodebookHeader)) &&
-         header.head_stride_bytes == CentroidStride(header.index, shape);
+         header.head_stride_bytes == CodebookStride(header.index, shape);
 }
 
 size_t PqIndex::CodebookContentBytes(const CodebookHeader& header) const {
-  return header.kv_head_count * kernels::CentroidFloats(GeometryOf(header)) * sizeof(float);
+  return header.kv_head_count * (kernels::CentroidFloats(GeometryOf(header)) * sizeof(float) +
+                                 MapBytes(header.index, header.key_dim));
 }
 
 size_t PqIndex::DataBytes(const IndexDescriptor& index, const LayerShape& shape,
@@ -134,7 +143,7 @@ std::string PqIndex::CheckCodebook(const CodebookHeader& header, size_t extent_b
     return "paired_dims";
   }
   const uint64_t content =
-      kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float);
+      IsWeighted(index) ? CodebookStride(index, shape) : CentroidBytes(index, shape);
   if (!AreasFit(header.centroid_offset_bytes, header.head_stride_bytes, content, shape.kv_heads,
                 sizeof(header), extent_bytes)) {
     return "centroids";

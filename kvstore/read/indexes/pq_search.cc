@@ -3,6 +3,7 @@
 
 #include "kernels/select/pq_select.h"
 #include "kernels/select/pq_table.h"
+#include "kernels/train/rotate.h"
 #include "kvstore/read/indexes/pq.h"
 
 namespace pqcached::kvstore {
@@ -36,9 +37,44 @@ kernels::PqSpan SpanOf(const SearchPiece& piece, uint32_t kv_head) {
   return span;
 }
 
+// Returns the bytes of the tables of one codebook, [G, m, 2^b].
+size_t TableBytes(const LayerShape& shape, const IndexDescriptor& index) {
+  return shape.group_size() * sizeof(float) *
+         kernels::TableFloats(GeometryOf(index, shape.key_dim));
+}
+
 // Returns the tables of all codebooks, [codebooks, G, m, 2^b].
 std::span<float> Tables(const HeadSearch& search) {
-  return {reinterpret_cast<float*>(search.prepared.data()), search.prepared.size() / sizeof(float)};
+  return {reinterpret_cast<float*>(search.prepared.data()),
+          search.plan.codebooks.size() * TableBytes(search.shape, search.index) / sizeof(float)};
+}
+
+// Returns the bytes behind the tables that rotated queries and their rotation take.
+size_t RotationBytes(const LayerShape& shape, const IndexDescriptor& index) {
+  if (!IsWeighted(index)) return 0;
+  return PaddedBytes(shape.group_size() * shape.key_dim * sizeof(float)) +
+         kernels::RotateScratchBytes(shape.key_dim);
+}
+
+// Returns the queries that a codebook's centroids are multiplied with.
+std::span<const float> QueriesOf(const HeadSearch& search, const CodebookHeader& codebook) {
+  if (!IsWeighted(search.index)) return search.queries;
+  const LayerShape& shape = search.shape;
+  const std::span<std::byte> work = search.prepared.last(RotationBytes(search.shape, search.index));
+  const size_t bytes = PaddedBytes(search.queries.size_bytes());
+  const std::span<float> rotated(reinterpret_cast<float*>(work.data()), search.queries.size());
+  kernels::RotateRows(search.exec,
+                      {.dtype = kernels::DType::kF32,
+                       .rows = reinterpret_cast<const std::byte*>(search.queries.data()),
+                       .row_stride = shape.key_dim * sizeof(float),
+                       .row_count = shape.group_size(),
+                       .dim = shape.key_dim,
+                       .map = KeyMapsOf(codebook, search.kv_head).queries,
+                       .first_output = 0,
+                       .output_count = shape.key_dim,
+                       .outputs = rotated.data(),
+                       .scratch = work.subspan(bytes)});
+  return rotated;
 }
 
 size_t SpanBytes(const SearchPlanSize& plan) {
@@ -49,8 +85,9 @@ size_t SpanBytes(const SearchPlanSize& plan) {
 
 SearchScratch PqIndex::ScoreScratch(const LayerShape& shape, const IndexDescriptor& index,
                                     const SearchPlanSize& plan) const {
-  return {.prepared_bytes = plan.codebook_count * shape.group_size() * sizeof(float) *
-                            kernels::TableFloats(GeometryOf(index, shape.key_dim))};
+  const size_t tables = plan.codebook_count * TableBytes(shape, index);
+  const size_t rotation = RotationBytes(shape, index);
+  return {.prepared_bytes = rotation == 0 ? tables : PaddedBytes(tables) + rotation};
 }
 
 void PqIndex::Prepare(const HeadSearch& search) const {
@@ -61,7 +98,7 @@ void PqIndex::Prepare(const HeadSearch& search) const {
     const CodebookHeader& codebook = *search.plan.codebooks[i];
     kernels::BuildTables(search.exec, {.geometry = GeometryOf(codebook),
                                        .group_size = group,
-                                       .queries = search.queries,
+                                       .queries = QueriesOf(search, codebook),
                                        .scale = search.shape.scale,
                                        .centroids = Centroids(codebook, search.kv_head),
                                        .tables = Tables(search).subspan(i * floats, floats)});

@@ -4,6 +4,7 @@
 #include "kernels/base/check.h"
 #include "kernels/train/kmeans.h"
 #include "kernels/train/pq_encode.h"
+#include "kernels/train/rotate.h"
 #include "kvstore/read/indexes/pq.h"
 #include "kvstore/read/indexes/seeds.h"
 
@@ -21,19 +22,31 @@ std::span<float> CentroidsOf(const CodebookHeader& codebook, const TrainingArgs&
   return {const_cast<float*>(all.data()) + args.task * floats, floats};
 }
 
+constexpr uint32_t kRotatedRows = 192;  // at once
+
 // Loads rows of one sub-space into consecutive samples.
 class SampleLoader {
  public:
+  static size_t ScratchBytes(const TrainingArgs& args) {
+    if (!IsWeighted(args.codebook->index)) return 0;
+    const size_t dim = kernels::SubspaceDim(GeometryOf(args));
+    return PaddedBytes(kRotatedRows * dim * sizeof(float)) +
+           kernels::RotateScratchBytes(args.shape.key_dim);
+  }
+
+  // `scratch`: ScratchBytes.
   SampleLoader(const kernels::Exec& exec, const TrainingArgs& args, kernels::DType sample_type,
-               std::byte* samples)
+               std::byte* samples, std::span<std::byte> scratch)
       : exec_(exec),
         args_(args),
         dim_(kernels::SubspaceDim(GeometryOf(args))),
         sample_type_(sample_type),
+        scratch_(scratch),
         next_(samples) {}
 
   void LoadRun(const std::byte* rows, uint32_t count) {
     if (count == 0) return;
+    if (IsWeighted(args_.codebook->index)) return LoadRotated(rows, count);
     const size_t number_bytes = kernels::DTypeBytes(args_.shape.dtype);
     const kernels::PqGeometry geometry = GeometryOf(args_);
     kernels::KMeansLoad(
@@ -49,10 +62,36 @@ class SampleLoader {
   }
 
  private:
+  void LoadRotated(const std::byte* rows, uint32_t count) {
+    const size_t block_bytes = kRotatedRows * size_t{dim_} * sizeof(float);
+    for (uint32_t first = 0; first < count; first += kRotatedRows) {
+      const uint32_t block = std::min(kRotatedRows, count - first);
+      kernels::RotateRows(exec_, {.dtype = args_.shape.dtype,
+                                  .rows = rows + size_t{first} * args_.shape.row_bytes,
+                                  .row_stride = args_.shape.row_bytes,
+                                  .row_count = block,
+                                  .dim = args_.shape.key_dim,
+                                  .map = KeyMapsOf(*args_.codebook, args_.kv_head).keys,
+                                  .first_output = args_.task * dim_,
+                                  .output_count = dim_,
+                                  .outputs = reinterpret_cast<float*>(scratch_.data()),
+                                  .scratch = scratch_.subspan(PaddedBytes(block_bytes))});
+      kernels::KMeansLoad(exec_, {.source_type = kernels::DType::kF32,
+                                  .rows = scratch_.data(),
+                                  .row_stride = dim_ * sizeof(float),
+                                  .row_count = block,
+                                  .dim = dim_,
+                                  .sample_type = sample_type_,
+                                  .samples = next_});
+      next_ += size_t{block} * dim_ * kernels::DTypeBytes(sample_type_);
+    }
+  }
+
   const kernels::Exec& exec_;
   const TrainingArgs& args_;
   const uint32_t dim_;
   const kernels::DType sample_type_;
+  const std::span<std::byte> scratch_;
   std::byte* next_;
 };
 
@@ -97,8 +136,7 @@ uint32_t CountSamples(const TrainingArgs& args) {
 class Samples {
  public:
   static size_t SizeBytes(const kernels::Exec& exec, const TrainingArgs& args) {
-    return PaddedBytes(size_t{CountSamples(args)} * kernels::SubspaceDim(GeometryOf(args)) *
-                       kernels::DTypeBytes(kernels::KMeansSampleType(exec)));
+    return SampleBytes(exec, args) + SampleLoader::ScratchBytes(args);
   }
 
   Samples(const kernels::Exec& exec, const TrainingArgs& args, std::span<std::byte> scratch)
@@ -108,7 +146,8 @@ class Samples {
         count_(CountSamples(args)),
         samples_(scratch.data()),
         step_scratch_(scratch.subspan(SizeBytes(exec, args))) {
-    SampleLoader loader(exec, args, type_, scratch.data());
+    SampleLoader loader(exec, args, type_, scratch.data(),
+                        scratch.subspan(SampleBytes(exec, args)));
     if (const uint32_t available = CountRows(args); count_ < available) {
       LoadSample(args, available, count_, loader);
       return;
@@ -128,6 +167,11 @@ class Samples {
   std::span<std::byte> step_scratch() const { return step_scratch_; }
 
  private:
+  static size_t SampleBytes(const kernels::Exec& exec, const TrainingArgs& args) {
+    return PaddedBytes(size_t{CountSamples(args)} * kernels::SubspaceDim(GeometryOf(args)) *
+                       kernels::DTypeBytes(kernels::KMeansSampleType(exec)));
+  }
+
   const uint32_t dim_;
   const uint32_t centroid_count_;
   const kernels::DType type_;
@@ -193,21 +237,48 @@ double PqIndex::MeasureInertia(const kernels::Exec& exec, const TrainingArgs& ar
 }
 
 size_t PqIndex::EncodeScratchBytes(const IndexDescriptor& index, const LayerShape& shape) const {
-  return kernels::PqEncodeScratchBytes(kvstore::GeometryOf(index, shape.key_dim));
+  const size_t plain = kernels::PqEncodeScratchBytes(kvstore::GeometryOf(index, shape.key_dim));
+  if (!IsWeighted(index)) return plain;
+  return PaddedBytes(kRotatedRows * size_t{shape.key_dim} * sizeof(float)) +
+         std::max(plain, kernels::RotateScratchBytes(shape.key_dim));
 }
 
 void PqIndex::Encode(const kernels::Exec& exec, const EncodeArgs& args,
                      std::span<std::byte> scratch) const {
-  kernels::PqEncode(exec, {.geometry = kvstore::GeometryOf(*args.codebook),
-                           .dtype = args.shape.dtype,
-                           .rows = args.rows,
-                           .row_stride = args.shape.row_bytes,
-                           .row_count = args.slots.end - args.slots.begin,
-                           .centroids = Centroids(*args.codebook, args.kv_head),
-                           .planes = const_cast<uint8_t*>(Planes(*args.data, args.kv_head)),
-                           .plane_stride = args.data->plane_stride_bytes,
-                           .first_slot = args.slots.begin,
-                           .scratch = scratch});
+  const uint32_t dim = args.shape.key_dim;
+  kernels::PqEncodeArgs encode{.geometry = kvstore::GeometryOf(*args.codebook),
+                               .dtype = args.shape.dtype,
+                               .rows = args.rows,
+                               .row_stride = args.shape.row_bytes,
+                               .row_count = args.slots.end - args.slots.begin,
+                               .centroids = Centroids(*args.codebook, args.kv_head),
+                               .planes = const_cast<uint8_t*>(Planes(*args.data, args.kv_head)),
+                               .plane_stride = args.data->plane_stride_bytes,
+                               .first_slot = args.slots.begin,
+                               .scratch = scratch};
+  if (!IsWeighted(args.codebook->index)) return kernels::PqEncode(exec, encode);
+  const std::span<std::byte> work =
+      scratch.subspan(PaddedBytes(kRotatedRows * size_t{dim} * sizeof(float)));
+  encode.dtype = kernels::DType::kF32;
+  encode.rows = scratch.data();
+  encode.row_stride = dim * sizeof(float);
+  encode.scratch = work;
+  for (uint32_t slot = args.slots.begin; slot < args.slots.end; slot += kRotatedRows) {
+    encode.first_slot = slot;
+    encode.row_count = std::min(kRotatedRows, args.slots.end - slot);
+    kernels::RotateRows(exec,
+                        {.dtype = args.shape.dtype,
+                         .rows = args.rows + size_t{slot - args.slots.begin} * args.shape.row_bytes,
+                         .row_stride = args.shape.row_bytes,
+                         .row_count = encode.row_count,
+                         .dim = dim,
+                         .map = KeyMapsOf(*args.codebook, args.kv_head).keys,
+                         .first_output = 0,
+                         .output_count = dim,
+                         .outputs = reinterpret_cast<float*>(scratch.data()),
+                         .scratch = work});
+    kernels::PqEncode(exec, encode);
+  }
 }
 
 }  // namespace pqcached::kvstore

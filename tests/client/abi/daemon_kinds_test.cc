@@ -345,6 +345,62 @@ TEST_P(DaemonKindsTest, TheLayoutOfSubspacesMattersWhereHalvesArePairs) {
   EXPECT_EQ(pairs.code(), PQC_FAILED_PRECONDITION) << pairs.ToString();
 }
 
+// An index that is trained on query samples is searched alike by both paths and in steps.
+TEST_P(DaemonKindsTest, AWeightedIndexIsTrainedOnSamples) {
+  constexpr uint64_t kTokens = 600;
+  const Layer rows(kTokens + 1, 3);
+  Cache cache = Must(client_.OpenCache(testing::SpecOf("weighted", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  MustBeOk(sequence.Ingest(0, 0, rows.keys(0, kTokens), rows.values(0, kTokens)));
+  constexpr uint64_t kHeadNumbers = Layer::kQueryHeads * Layer::kKeyDim;
+  std::vector<uint64_t> positions;
+  std::vector<float> queries;
+  std::mt19937_64 random(5);
+  std::normal_distribution<float> normal;
+  for (uint64_t position = 0; position < kTokens; position += 2) {
+    positions.push_back(position);
+    for (uint64_t i = 0; i < kHeadNumbers; ++i) {
+      queries.push_back(normal(random) * (i % 8 == 3 ? 1.0f : 0.02f));
+    }
+  }
+  // Every other query is of another tensor.
+  const int64_t stride = 2 * kHeadNumbers;
+  std::vector<float> spaced(2 * queries.size(), std::nanf(""));
+  for (size_t i = 0; i < queries.size(); ++i) {
+    spaced[i / kHeadNumbers * 2 * kHeadNumbers + i % kHeadNumbers] = queries[i];
+  }
+  const QuerySamples samples{
+      0, positions,
+      Tensor(spaced.data(), PQC_F32, {positions.size(), Layer::kQueryHeads, Layer::kKeyDim},
+             {stride, Layer::kKeyDim, 1})};
+  MustBeOk(sequence.AddQuerySamples({&samples, 1}));
+  const Index weighted = Index::Pq(4, 5, PQC_SUBSPACES_WEIGHTED);
+  const Index contiguous = Index::Pq(4, 5, PQC_SUBSPACES_CONTIGUOUS);
+  for (const Index& index : {weighted, contiguous}) {
+    MustBeOk(sequence.BuildIndex({.index = index, .iterations = 3, .seed = 1}));
+  }
+  // Selections by the weighted index are nearer to those of exact scores.
+  const auto hits = [&](const Index& index) {
+    size_t found = 0;
+    for (size_t q = 0; q < 20; ++q) {
+      const Query query{.layer = 0,
+                        .query_position = kTokens - 1,
+                        .queries = Tensor(queries.data() + q * kHeadNumbers, PQC_F32,
+                                          {Layer::kQueryHeads, Layer::kKeyDim})};
+      const auto exact = Must(sequence.TopK(query, {.index = Index::Flat(), .ratio = 0.1}));
+      const auto coded = Must(sequence.TopK(query, {.index = index, .ratio = 0.1}));
+      std::vector<uint32_t> common;
+      std::set_intersection(exact.positions.begin(), exact.positions.begin() + 60,
+                            coded.positions.begin(), coded.positions.begin() + 60,
+                            std::back_inserter(common));
+      found += common.size();
+    }
+    return found;
+  };
+  EXPECT_GT(hits(weighted), hits(contiguous) * 5 / 4);
+  MustBeOk(sequence.Flush());
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonKindsTest,
                          ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
                          [](const auto& path) {

@@ -90,7 +90,7 @@ TEST_P(RefusalsTest, OfReads) {
   Expect(Select({.index = Index::Pq(2, 9), .ratio = 0.5}), PQC_INVALID_ARGUMENT,
          "selection.index.bits");
   Index unknown = Index::Pq(2, 6);
-  unknown.reserved[PQC_INDEX_LAYOUT] = 2;
+  unknown.reserved[PQC_INDEX_LAYOUT] = 3;
   Expect(Select({.index = unknown, .ratio = 0.5}), PQC_INVALID_ARGUMENT, "selection.index.layout");
   Index flat_with_layout = flat;
   flat_with_layout.reserved[PQC_INDEX_LAYOUT] = PQC_SUBSPACES_CONTIGUOUS;
@@ -170,10 +170,34 @@ TEST_P(RefusalsTest, OfRowsAndIndexes) {
   Expect(sequence_.BuildIndex({.index = Index::Pq(3, 6)}), PQC_INVALID_ARGUMENT,
          "options.index.subspaces");
   Index unknown = Index::Pq(2, 6);
-  unknown.reserved[PQC_INDEX_LAYOUT] = 2;
+  unknown.reserved[PQC_INDEX_LAYOUT] = 3;
   Expect(sequence_.BuildIndex({.index = unknown}), PQC_INVALID_ARGUMENT, "options.index.layout");
   Expect(sequence_.BuildIndex({.index = Index::Flat()}), PQC_INVALID_ARGUMENT, "options.index");
   Expect(sequence_.BuildIndex({.iterations = 1001}), PQC_INVALID_ARGUMENT, "options.iterations");
+}
+
+TEST_P(RefusalsTest, OfQuerySamples) {
+  const std::vector<uint64_t> positions = {0, 7, kTokens - 1};
+  std::vector<float> numbers(positions.size() * Layer::kQueryHeads * Layer::kKeyDim, 0.5f);
+  const auto add = [&](uint32_t layer, const std::vector<uint64_t>& at) {
+    const QuerySamples samples{
+        layer, at, Tensor(numbers.data(), PQC_F32, {3, Layer::kQueryHeads, Layer::kKeyDim})};
+    return sequence_.AddQuerySamples({&samples, 1});
+  };
+  Expect(sequence_.BuildIndex({.index = Index::Pq(2, 6, PQC_SUBSPACES_WEIGHTED)}),
+         PQC_FAILED_PRECONDITION, "options.index");
+  Expect(add(9, positions), PQC_INVALID_ARGUMENT, "samples[0].layer");
+  Expect(add(0, {0, 7, 7}), PQC_INVALID_ARGUMENT, "samples[0].positions");
+  Expect(add(0, {}), PQC_INVALID_ARGUMENT, "samples[0].position_count");
+  Expect(add(0, {0, 7}), PQC_INVALID_ARGUMENT, "samples[0].queries.shape");
+  Expect(add(0, {0, 7, kTokens}), PQC_INVALID_ARGUMENT, "samples.positions");
+  Expect(add(0, {0, 7, uint64_t{1} << 40}), PQC_INVALID_ARGUMENT, "samples.positions[2]");
+  Expect(sequence_.AddQuerySamples({}), PQC_INVALID_ARGUMENT, "samples");
+  numbers[5] = std::nanf("");
+  Expect(add(0, positions), PQC_INVALID_ARGUMENT, "samples.queries");
+  numbers[5] = 0;
+  EXPECT_TRUE(add(0, positions).ok());
+  EXPECT_TRUE(sequence_.BuildIndex({.index = Index::Pq(2, 6, PQC_SUBSPACES_WEIGHTED)}).ok());
 }
 
 TEST_P(RefusalsTest, OfSequencesAndCaches) {

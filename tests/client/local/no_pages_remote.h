@@ -33,6 +33,9 @@ class NoPagesRemote : public Remote {
                        RefusalBuffer*) noexcept override {
     return PQC_UNIMPLEMENTED;
   }
+  pqc_status AddSamples(uint64_t, const SampleBlock*, uint32_t, RefusalBuffer*) noexcept override {
+    return PQC_UNIMPLEMENTED;
+  }
   pqc_status FetchRows(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
                        uint64_t*, RefusalBuffer* error) noexcept override {
     return FetchBlocks(fetch, tokens, out, error);

@@ -9,7 +9,7 @@ import numpy as np
 from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group, running  # finds pqcached: first
 
 import pqcached
-from pqcached import DType, Index, RopeLayout, RowPart, Selection, SubspaceLayout, Tensor
+from pqcached import DType, FailedPrecondition, Index, InvalidArgument, RopeLayout, RowPart, Selection, SubspaceLayout, Tensor
 from skip import skip_unless
 
 try:
@@ -176,6 +176,21 @@ class CallsTest(DaemonTest):
         self.assertEqual(selected(RopeLayout.NONE, SubspaceLayout.PAIRS), contiguous)
         self.assertEqual(selected(RopeLayout.UNKNOWN, SubspaceLayout.PAIRS), contiguous)
 
+    def test_a_weighted_index_is_trained_on_query_samples(self):
+        sequence = self.filled()
+        index = Index.pq(4, 4, SubspaceLayout.WEIGHTED)
+        with self.assertRaises(FailedPrecondition) as refused:
+            sequence.build_index(index)
+        self.assertEqual(refused.exception.field, "options.index")
+        positions = [0, 5, TOKENS - 1]
+        queries = np.random.default_rng(1).standard_normal((3, *self.layer.queries.shape[-2:])).astype(np.float16)
+        with self.assertRaises(InvalidArgument) as refused:
+            sequence.add_query_samples(0, positions[:2], queries)
+        self.assertEqual(refused.exception.field, "samples[0].queries.shape")
+        sequence.add_query_samples(0, positions, queries)
+        sequence.build_index(index, iterations=3)
+        self.assertTrue(sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(ratio=0.2, index=index)).positions.size)
+
     def test_an_index_can_be_made_from_the_description_of_its_type(self):
         types = {one.name: one for one in self.client.index_types()}
         self.assertEqual(sorted(types), ["flat", "pq"])
@@ -185,7 +200,7 @@ class CallsTest(DaemonTest):
         self.assertEqual({name: one.default for name, one in described.items()},
                          {"subspaces": 4, "bits": 8, "layout": "pairs"})
         self.assertEqual((described["bits"].least, described["bits"].most), (1, 8))
-        self.assertEqual(described["layout"].names, ("pairs", "contiguous"))
+        self.assertEqual(described["layout"].names, ("pairs", "contiguous", "weighted"))
         self.assertEqual(Index.make("pq"), Index.pq(4, 8))
         self.assertEqual(Index.make("pq", bits=6, subspaces=2, layout="contiguous"), Index.pq(2, 6, SubspaceLayout.CONTIGUOUS))
         self.assertEqual(Index.make("flat"), Index.flat())
@@ -199,7 +214,7 @@ class CallsTest(DaemonTest):
                 ("parameters[bits]", str((1 << 32) + 4), "pq", {"bits": (1 << 32) + 4}),
                 ("parameters[bits]", '"six", must lie in [1, 8]', "pq", {"bits": "six"}),
                 ("parameters[subspaces]", "0, must lie in [1, 128]", "pq", {"subspaces": 0}),
-                ("parameters[layout]", '"diagonal", must be 0 (pairs) or 1 (contiguous)', "pq", {"layout": "diagonal"}),
+                ("parameters[layout]", '"diagonal", must be 0 (pairs) or 1 (contiguous) or 2 (weighted)', "pq", {"layout": "diagonal"}),
                 ("parameters[layout]", "a number, must be", "pq", {"layout": 1})):
             with self.subTest(field=field, wanted=wanted), self.assertRaises(pqcached.InvalidArgument) as caught:
                 Index.make(kind, **parameters)

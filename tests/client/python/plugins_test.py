@@ -237,7 +237,7 @@ class PluginsTest(unittest.TestCase):
         ended = subprocess.run([BUILD / "service/pqcached", "--listen", f"unix://{self.folder}/s", "--index-plugins", WRONG_VERSION],
                                capture_output=True, text=True, timeout=60)
         self.assertEqual(ended.returncode, 2, ended)
-        self.assertIn("wrong_version/copy.so: is of version 2 of the interface, must be 1", ended.stderr)
+        self.assertIn("wrong_version/copy.so: is of version 3 of the interface, must lie in [1, 2]", ended.stderr)
 
     def test_rows_are_recovered_without_the_plugin_of_their_index(self):
         daemon = self.start(COPY)

@@ -81,7 +81,7 @@ class RefusalsTest(DaemonTest):
                 select(*arguments)
         for arguments in ({}, {"ratio": 0.1, "token_count": 7}, {"ratio": 0.1, "group_rule": 9},
                           {"ratio": 0.1, "sink_tokens": -1}, {"ratio": 0.1, "index": Index(kind=77)},
-                          {"ratio": 0.1, "index": Index.pq(4, 8, 2)},
+                          {"ratio": 0.1, "index": Index.pq(4, 8, 3)},
                           {"ratio": 0.1, "excluded": [(-1, 2)]}):
             with self.subTest(arguments=arguments), self.assertRaises(invalid):
                 Selection(**arguments)

@@ -133,6 +133,11 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveALayoutOut) {
   Sequence sequence = Must(cache.CreateSequence());
   MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 600), layer.values(0, 600)));
   expect(sequence.BuildIndex({.index = contiguous}), "options.index.layout");
+  const std::vector<float> numbers(Layer::kQueryHeads * Layer::kKeyDim);
+  const std::vector<uint64_t> positions = {599};
+  const QuerySamples samples{
+      0, positions, Tensor(numbers.data(), PQC_F32, {1, Layer::kQueryHeads, Layer::kKeyDim})};
+  expect(sequence.AddQuerySamples({&samples, 1}), "samples");
   if (!is_older || path == PQC_PATH_ONLY_LOCAL) return;
   const Query query{.layer = 0, .query_position = 599, .queries = layer.queries()};
   expect(sequence.TopK(query, {.index = contiguous, .retrieved_tokens = 50}).status(),

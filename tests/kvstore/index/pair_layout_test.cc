@@ -186,7 +186,7 @@ TEST(PairLayout, TheLayoutIsAPartOfTheIndex) {
   EXPECT_TRUE(scored(Contiguous(Pq(2, 4))).ok());
   EXPECT_NE(Logits(sequence, Pq(2, 4)), Logits(sequence, Contiguous(Pq(2, 4))));
   IndexDescriptor unknown = Pq(2, 4);
-  unknown.layout = SubspaceLayout{2};
+  unknown.layout = SubspaceLayout{3};
   EXPECT_EQ(FieldOf(scored(unknown)), "index.pq.layout");
   IndexDescriptor flat;
   flat.layout = SubspaceLayout::kContiguous;

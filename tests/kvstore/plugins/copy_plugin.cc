@@ -51,18 +51,35 @@ void Train(const Shape* shape, const float*, uint32_t count, uint64_t, void* cod
   std::memcpy(codebook, &count, sizeof(count));
 }
 
+// The number whose indexes are trained on queries: the codebook has the sum of their first numbers,
+// which is added to each logit.
+constexpr uint32_t kQueriesNumber = 99;
+constexpr bool kHasQueries = PQCACHED_COPY_VERSION >= 2;
+
+uint32_t NeedsQueries(const Shape* shape) { return shape->values[1] == kQueriesNumber ? 1 : 0; }
+
+void TrainOnQueries(const Shape* shape, const float*, uint32_t, const float* queries,
+                    uint32_t query_count, uint64_t, void* codebook) {
+  if (!kHasQueries) std::abort();  // a sidecar must not read the field
+  float sum = 0;
+  for (uint32_t i = 0; i < query_count; ++i) sum += queries[i * shape->key_dim];
+  std::memcpy(codebook, &sum, sizeof(sum));
+}
+
 void Encode(const Shape* shape, const void*, const float* keys, uint32_t count, uint8_t* codes) {
   if (Has(shape, kCrashInEncode)) std::abort();
   if (Has(shape, kThrowInEncode)) throw std::runtime_error("encode");
   std::memcpy(codes, keys, count * CodeBytes(shape));
 }
 
-void Score(const Shape* shape, const void*, const float* queries, uint32_t query_count,
+void Score(const Shape* shape, const void* codebook, const float* queries, uint32_t query_count,
            const uint8_t* codes, uint32_t count, float* logits, size_t stride) {
   if (Has(shape, kCrashInScore)) std::abort();
+  float added = 0;
+  if (kHasQueries && NeedsQueries(shape) != 0) std::memcpy(&added, codebook, sizeof(added));
   for (uint32_t i = 0; i < query_count; ++i) {
     for (uint32_t j = 0; j < count; ++j) {
-      double sum = 0;
+      double sum = added;
       for (uint32_t d = 0; d < shape->key_dim; ++d) {
         float key = 0;
         std::memcpy(&key, codes + j * CodeBytes(shape) + d * sizeof(float), sizeof(float));
@@ -95,6 +112,8 @@ const pqcached_index_plugin_description kDescription = {
     .train = Train,
     .encode = Encode,
     .score = Score,
+    .needs_queries = NeedsQueries,
+    .train_on_queries = TrainOnQueries,
 };
 
 }  // namespace

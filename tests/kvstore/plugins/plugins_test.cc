@@ -304,12 +304,63 @@ TEST(PluginCrashes, ThreeInAMinuteSwitchOffUntilTheFileIsAnotherOne) {
   EXPECT_FALSE(replaced.is_off || replaced.has_crashed);
 }
 
+TEST_F(Plugins, AnIndexIsTrainedOnQueries) {
+  const IndexDescriptor index = Copy(0, 99);
+  const Content content = NumberedContent(1, 300);
+  const uint64_t id = Make(content);
+  const absl::Status refused = Build(id, index);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("copy fault=0 number=99 needs query samples"));
+  std::mt19937_64 random(8);
+  const Floats samples = RandomFloats(random, {3, group().query_heads, group().key_dim});
+  for (const uint32_t layer : world_->group.layers) {
+    auto ingest = store().BeginIngest(kTenant, id);
+    ASSERT_TRUE(ingest.ok());
+    ASSERT_TRUE(
+        (*ingest)
+            ->AddSamples({.layer = layer, .positions = {0, 5, 299}, .queries = samples.view()})
+            .ok());
+    ASSERT_TRUE((*ingest)->Commit().ok());
+  }
+  ASSERT_TRUE(Build(id, index).ok());
+  // The plug-in adds the sum of the queries' first numbers to its logits.
+  const Floats query = RandomFloats(random, {1, group().query_heads, group().key_dim});
+  const auto scores = [&](const IndexDescriptor& of) {
+    return store().Score(kTenant, id, {.layer = 1, .query_position = 299, .queries = query.view()},
+                         of, {0, 300});
+  };
+  const auto exact = scores({}), coded = scores(index);
+  ASSERT_TRUE(exact.ok() && coded.ok()) << coded.status();
+  const uint32_t group_size = group().query_heads / group().kv_heads;
+  for (uint32_t head = 0; head < group().query_heads; ++head) {
+    double sum = 0;
+    for (uint32_t position = 0; position < 3; ++position) {
+      for (uint32_t g = 0; g < group_size; ++g) {
+        const uint32_t of = head / group_size * group_size + g;
+        sum += samples.data[(position * group().query_heads + of) * group().key_dim];
+      }
+    }
+    EXPECT_NEAR(coded->logits[head * 300] - exact->logits[head * 300], sum * group().scale(), 1e-3);
+  }
+}
+
+TEST_F(Plugins, ALibraryOfTheFirstVersionIsReadUpToItsEnd) {
+  Load("first_version");
+  const Content content = NumberedContent(1, 300);
+  const uint64_t id = Make(content);
+  ASSERT_TRUE(Build(id, Copy(0, 99)).ok());  // its train_on_queries aborts
+  ExpectExact(id, 300, Copy(0, 99));
+}
+
 TEST(PluginLibraries, AnotherVersionIsRefusedByNameAndOthersByTheirFault) {
   const auto refusal = [](const std::string& folder) {
     return std::string(PluginLibraries::Load(folder, nullptr).status().message());
   };
   const std::string wrong = refusal(kPlugins + "/wrong_version");
-  EXPECT_THAT(wrong, HasSubstr("/wrong_version/copy.so: is of version 2 of the interface"));
+  EXPECT_THAT(
+      wrong,
+      HasSubstr("/wrong_version/copy.so: is of version 3 of the interface, must lie in [1, 2]"));
   EXPECT_THAT(refusal("/no/such/folder"), HasSubstr("/no/such/folder: cannot be read"));
   const std::filesystem::path own =
       std::filesystem::temp_directory_path() / ("plugins_test_" + std::to_string(getpid()));

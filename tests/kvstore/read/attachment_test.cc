@@ -254,7 +254,7 @@ TEST_F(AttachmentTest, WrongFieldsAreNamed) {
   }
   EXPECT_EQ(refused([](Attachment& a) { a.header.index_count = 5; }), "index_count");
   EXPECT_EQ(refused([](Attachment& a) { a.header.indexes[0].bits = 9; }), "indexes[0]");
-  EXPECT_EQ(refused([](Attachment& a) { a.header.indexes[0].layout = SubspaceLayout{2}; }),
+  EXPECT_EQ(refused([](Attachment& a) { a.header.indexes[0].layout = SubspaceLayout{3}; }),
             "indexes[0]");
   EXPECT_EQ(refused([](Attachment& a) { a.header.token_count = 1; }), "token_count");
   EXPECT_EQ(refused([](Attachment& a) { a.segments[1].first_position = 300; }),

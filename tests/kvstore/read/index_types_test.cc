@@ -66,7 +66,7 @@ TEST(IndexTypes, ValuesReadAsPeopleWriteThem) {
   const auto parameters = FindIndexType("pq")->info().parameters;
   EXPECT_EQ(ValuesOf(parameters[0]), "lie in [1, 128]");
   EXPECT_EQ(ValuesOf(parameters[1]), "lie in [1, 8]");
-  EXPECT_EQ(ValuesOf(parameters[2]), "be 0 (pairs) or 1 (contiguous)");
+  EXPECT_EQ(ValuesOf(parameters[2]), "be 0 (pairs) or 1 (contiguous) or 2 (weighted)");
 }
 
 TEST(IndexTypes, ValuesMayBeListed) {

@@ -83,9 +83,40 @@ TEST_F(BadInputTest, IngestOfWrongStridesAndTypes) {
         chunk.mutable_rows()->mutable_keys()->mutable_staging()->set_slot(1);
       },
       StatusCode::FAILED_PRECONDITION, "chunk.rows.keys.staging");
-  CheckIngest(
-      "query samples", [](v1::IngestChunk& chunk) { chunk.add_query_samples()->set_layer(1); },
-      StatusCode::UNIMPLEMENTED, "chunk.query_samples");
+}
+
+TEST_F(BadInputTest, IngestOfQuerySamples) {
+  // Samples of one position of layer 4, which are well-formed.
+  const auto samples = [](const std::function<void(v1::QuerySamples&)>& change) {
+    return [=](v1::IngestChunk& chunk) {
+      v1::QuerySamples* const good = chunk.add_query_samples();
+      good->set_layer(4);
+      good->add_positions(kTokens);
+      v1::Tensor* const queries = good->mutable_queries();
+      queries->set_dtype(v1::DTYPE_FLOAT32);
+      for (const uint64_t extent : {1u, kQueryHeads, kKeyDim}) queries->add_shape(extent);
+      queries->set_inline_data(std::string(kQueryHeads * kKeyDim * sizeof(float), 0));
+      change(*good);
+    };
+  };
+  const auto invalid = StatusCode::INVALID_ARGUMENT;
+  const std::string field = "chunk.query_samples[0]";
+  CheckIngest("layer", samples([](auto& s) { s.set_layer(77); }), invalid, field + ".layer");
+  CheckIngest("gap", samples([](auto& s) { s.set_positions(0, kTokens + 100); }), invalid,
+              "query_samples.positions");
+  CheckIngest("huge", samples([](auto& s) { s.set_positions(0, ~uint64_t{0}); }), invalid,
+              field + ".positions[0]");
+  CheckIngest("two positions", samples([](auto& s) { s.add_positions(kTokens + 1); }), invalid,
+              field + ".queries.shape");
+  CheckIngest("no positions", samples([](auto& s) { s.clear_positions(); }), invalid,
+              field + ".queries.shape");
+  CheckIngest("no queries", samples([](auto& s) { s.clear_queries(); }), invalid,
+              field + ".queries.inline_data");
+  CheckIngest("short",
+              samples([](auto& s) { s.mutable_queries()->mutable_inline_data()->pop_back(); }),
+              invalid, field + ".queries.shape");
+  CheckIngest("NaN", samples([](auto& s) { SetElement(s.mutable_queries(), 3, std::nanf("")); }),
+              invalid, field + ".queries", "layer 4: position");
 }
 
 TEST_F(BadInputTest, IngestOfBadNumbers) {
@@ -287,7 +318,7 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
   Check("m", Build([](B& b) { *b.mutable_index() = Pq(5, 4); }), invalid, "index.pq.subspaces");
   Check("b", Build([](B& b) { *b.mutable_index() = Pq(4, 0); }), invalid, "index.pq.bits");
   Check("layout", Build([](B& b) {
-          b.mutable_index()->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(2));
+          b.mutable_index()->mutable_pq()->set_layout(static_cast<v1::PqIndex::Layout>(3));
         }),
         invalid, "index.pq.layout");
   const auto typed = [&](const char* type, const char* name, uint64_t number,

@@ -25,14 +25,18 @@
 extern "C" {
 #endif
 
-/* Version of this interface. A library of another version is refused at the start by its name. */
-#define PQCACHED_INDEX_PLUGIN_VERSION 1u
+/* Version of this interface. The sidecar refuses libraries of later versions at its start, by their
+ * names, and reads the description of an earlier one up to the fields of that version.
+ *   1  first
+ *   2  needs_queries, train_on_queries */
+#define PQCACHED_INDEX_PLUGIN_VERSION 2u
 
 #define PQCACHED_INDEX_PLUGIN_PARAMETERS 4u           /* most parameters */
 #define PQCACHED_INDEX_PLUGIN_VALUE 65535u            /* largest value of a parameter */
 #define PQCACHED_INDEX_PLUGIN_CODE_BYTES 1024u        /* most bytes of the codes of one token */
 #define PQCACHED_INDEX_PLUGIN_CODEBOOK_BYTES 4194304u /* most bytes of a codebook of one kv head */
 #define PQCACHED_INDEX_PLUGIN_TRAIN_KEYS 32768u       /* most keys of one training */
+#define PQCACHED_INDEX_PLUGIN_TRAIN_QUERIES 32768u    /* most queries of one training */
 
 /* A parameter of the index: a whole number in [least, most]. */
 typedef struct pqcached_index_plugin_parameter {
@@ -75,6 +79,16 @@ typedef struct pqcached_index_plugin_description {
   void (*score)(const pqcached_index_plugin_shape* shape, const void* codebook,
                 const float* queries, uint32_t query_count, const uint8_t* codes, uint32_t count,
                 float* logits, size_t stride);
+
+  /* Returns 1 when the index is trained on queries of the model, by train_on_queries, else 0. May
+   * be NULL: no index is. Since version 2. */
+  uint32_t (*needs_queries)(const pqcached_index_plugin_shape* shape);
+  /* Is called in place of train, with queries of the prompt's tokens, [query_count, key_dim], of the
+   * query heads that attend to the keys. Builds without queries are refused; only when an index is
+   * trained again after a restart of the worker, query_count may be 0. NULL: none. Since version 2. */
+  void (*train_on_queries)(const pqcached_index_plugin_shape* shape, const float* keys,
+                           uint32_t count, const float* queries, uint32_t query_count,
+                           uint64_t seed, void* codebook);
 } pqcached_index_plugin_description;
 
 /* The function that a library exports. The description stays valid. */

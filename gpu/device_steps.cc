@@ -398,9 +398,8 @@ Outcome DeviceSteps::LockStaging(std::byte* ring, size_t size_bytes, uint32_t sl
 Outcome DeviceSteps::Pack(const StepPack& pack, uint32_t slot) {
   return OnDevice(options_.device, [&]() -> Status {
     RETURN_IF_ERROR(CheckStreamTakesWork(static_cast<Stream>(pack.stream)));
-    for (const auto& [memory, name] :
-         {std::pair{pack.keys.data, "keys"}, {pack.values.data, "values"}}) {
-      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
+    for (const auto& [part, name] : {std::pair{&pack.keys, "keys"}, {&pack.values, "values"}}) {
+      if (part->to != nullptr) RETURN_IF_ERROR(CheckDevicePointer(part->data, name, device_));
     }
     return packer_.Pack(pack, slot);
   });

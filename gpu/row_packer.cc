@@ -44,6 +44,7 @@ Status RowPacker::Pack(const StepPack& pack, uint32_t slot) {
 // Packs keys or values as [tokens, heads, dim] without gaps: rows of one part, whose heads are
 // adjacent.
 Status RowPacker::PackOne(const StepPackTensor& from, const StepPack& pack) {
+  if (from.to == nullptr) return {};
   const size_t head_bytes = from.dim * kernels::DTypeBytes(from.packed_dtype);
   return FromKernel(
       kernels::cuda::PackRows(

@@ -246,7 +246,7 @@ struct StepPackTensor {
   int64_t head_stride = 0;
   const int32_t* block_table = nullptr;  // null: no blocks
   uint32_t block_tokens = 0;
-  std::byte* to = nullptr;  // [token_count, kv_heads, dim] of packed_dtype
+  std::byte* to = nullptr;  // [token_count, kv_heads, dim] of packed_dtype; null: nothing is packed
 };
 
 struct StepPack {

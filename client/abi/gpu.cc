@@ -112,6 +112,19 @@ pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t la
       });
 }
 
+pqc_status pqc_gpu_add_query_samples(pqc_gpu* gpu, pqc_sequence* sequence,
+                                     const pqc_query_samples* samples, uint32_t sample_count,
+                                     void* stream) {
+  return RecordedCall(
+      "pqc_gpu_add_query_samples",
+      [&](CallRecord& call) {
+        call.Handle("gpu", gpu).Handle("sequence", sequence).Number("sample_count", sample_count);
+      },
+      [&] {
+        return pqcached::client::AddSamplesOnGpu(gpu, sequence, samples, sample_count, stream);
+      });
+}
+
 pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
                               const pqc_step_options* options, void* stream, pqc_step** step) {
   return RecordedCall(

@@ -105,6 +105,7 @@ constexpr Rule kRules[] = {
     {"pqc_gpu_count", nullptr, nullptr, kOnlyReports},
     {"pqc_gpu_ingest", nullptr, nullptr, kChanges | kPassesRows | kHidesArguments},
     {"pqc_gpu_ingest_with", nullptr, nullptr, kChanges | kPassesRows | kHidesArguments},
+    {"pqc_gpu_add_query_samples", nullptr, nullptr, kStored | kHidesArguments},
     {"pqc_gpu_step_begin", "step", nullptr, kBeginsStep | kHidesArguments},
     {"pqc_gpu_step_topk", nullptr, nullptr, kInStep | kHidesArguments},
 };

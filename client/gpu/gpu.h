@@ -122,6 +122,9 @@ void DescribeOwnRows(GpuState& gpu, const pqc_step& step);
 void DescribeOthers(GpuState& gpu, const pqc_step& step);
 
 // Implements pqc_gpu_ingest_with.
+// Implements pqc_gpu_add_query_samples.
+pqc_status AddSamplesOnGpu(pqc_gpu* handle, pqc_sequence* sequence,
+                           const pqc_query_samples* samples, uint32_t sample_count, void* stream);
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
                        const pqc_row_options* caller_options, void* stream);

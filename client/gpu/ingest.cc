@@ -1,6 +1,7 @@
 // Prefill of rows on a GPU: the engine's stream packs them into staging, and Offload sends them
 // afterwards.
 #include <algorithm>
+#include <vector>
 
 #include "client/base/arguments.h"
 #include "client/base/error.h"
@@ -8,6 +9,7 @@
 #include "client/base/token_names.h"
 #include "client/gpu/gpu.h"
 #include "client/local/ingest.h"
+#include "client/step/layer_rows.h"
 #include "client/step/offload.h"
 #include "kernels/base/status_macros.h"
 
@@ -172,7 +174,86 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
   return PQC_OK;
 }
 
+pqc_status CheckOwner(const GpuState& gpu, const SequenceState& state) {
+  if (state.cache->client == gpu.cache->client && state.cache->cache_id == gpu.cache->cache_id) {
+    return PQC_OK;
+  }
+  return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another cache than the GPU");
+}
+
+// Packs positions [begin, end) of queries into a slot, waits for the stream, and appends them to
+// `to`, contiguously.
+pqc_status CopyQueries(GpuState& gpu, SequenceState& state, const TensorView& queries,
+                       uint64_t begin, uint64_t end, void* stream, std::vector<std::byte>* to) {
+  Staging& staging = state.local->session().staging();
+  Staging::Slot slot;
+  RETURN_IF_ERROR(staging.Take(CallDeadline(state.cache->client->timeout_ms), &slot));
+  const uint64_t bytes = (end - begin) * BytesPerIndex(queries);
+  std::byte* const memory = slot.bytes().data();
+  const gpu::StepPack pack{.keys = PackOf(queries, queries.dtype, begin, end, memory,
+                                          memory + FilledSlot::AlignUp(bytes)),
+                           .values = {},
+                           .kv_heads = static_cast<uint32_t>(queries.shape[1]),
+                           .token_count = static_cast<uint32_t>(end - begin),
+                           .stream = stream};
+  {
+    const base::MutexLock lock(&gpu.ingest_mutex);
+    RETURN_IF_ERROR(LockRing(gpu, *state.cache->client->offload, slot, staging.slot_count()));
+    const gpu::Outcome launched = gpu.steps->Pack(pack, slot.number());
+    // Work that was launched before the failure may write to the slot at any time.
+    if (!launched.ok() && launched.code != gpu::Code::kInvalid) slot.Lose();
+    RETURN_IF_ERROR(Report(launched, "gpu"));
+  }
+  const gpu::Outcome packed = gpu.steps->WaitPacked(slot.number());
+  if (!packed.ok()) slot.Lose();
+  RETURN_IF_ERROR(Report(packed, "gpu"));
+  to->insert(to->end(), memory, memory + bytes);
+  return PQC_OK;
+}
+
+// Copies queries to `to`, to which the block refers then.
+pqc_status CopyToHost(GpuState& gpu, SequenceState& state, void* stream, SampleBlock* block,
+                      std::vector<std::byte>* to) {
+  TensorView& queries = block->queries;
+  RETURN_IF_ERROR(CheckDevicePart(queries, "samples.queries"));
+  const uint64_t room = state.local->session().staging().slot_bytes() - kPaddingBytes;
+  const uint64_t most = room / (BytesPerIndex(queries) + sizeof(int32_t));
+  if (most == 0) {
+    return Fail(PQC_UNIMPLEMENTED, "samples.queries",
+                "the queries of a token do not fit into a staging slot");
+  }
+  for (uint64_t begin = 0; begin < queries.shape[0]; begin += most) {
+    const uint64_t end = std::min(begin + most, queries.shape[0]);
+    RETURN_IF_ERROR(CopyQueries(gpu, state, queries, begin, end, stream, to));
+  }
+  TensorView host{.data = to->data(), .dtype = queries.dtype, .ndim = 3};
+  std::copy_n(queries.shape, 3, host.shape);
+  host.strides[2] = 1;
+  host.strides[1] = static_cast<int64_t>(host.shape[2]);
+  host.strides[0] = static_cast<int64_t>(host.shape[1] * host.shape[2]);
+  queries = host;
+  return PQC_OK;
+}
+
 }  // namespace
+
+pqc_status AddSamplesOnGpu(pqc_gpu* handle, pqc_sequence* sequence,
+                           const pqc_query_samples* samples, uint32_t sample_count, void* stream) {
+  if (!handle) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  GpuState& gpu = *handle->state;
+  SequenceState& state = *sequence->state;
+  RETURN_IF_ERROR(CheckOwner(gpu, state));
+  std::vector<SampleBlock> blocks;
+  RETURN_IF_ERROR(ReadSamples(*state.cache, samples, sample_count, {PQC_CUDA, stream}, &blocks));
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  std::vector<std::vector<std::byte>> copies(blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    RETURN_IF_ERROR(CopyToHost(gpu, state, stream, &blocks[i], &copies[i]));
+  }
+  return SendSamples(changing, state.sequence_id, blocks);
+}
 
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
@@ -183,9 +264,7 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
   GpuState& gpu = *handle->state;
   SequenceState& state = *sequence->state;
-  if (state.cache->client != gpu.cache->client || state.cache->cache_id != gpu.cache->cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another cache than the GPU");
-  }
+  RETURN_IF_ERROR(CheckOwner(gpu, state));
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};
   pqc_status status = FindLayer(*state.cache, layer, "layer", &shape);

@@ -11,6 +11,11 @@
 namespace pqcached::client {
 namespace {
 constexpr uint32_t kMaxLayers = 1024;
+constexpr uint32_t kMaxSamples = 1024;       // of one call, as many as layers
+constexpr uint32_t kSamplesVersion = 19;     // the first kRemoteVersion whose library adds them
+constexpr uint64_t kMaxPositions = 1 << 16;  // of one layer in one call
+
+using LongLong = unsigned long long;
 
 // Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
 // stored ones.
@@ -119,6 +124,48 @@ class LoadTargets {
   LoadPlaces checked_{TensorView{}};  // the last ones: engines pass one table for all layers
 };
 
+pqc_status CheckSamplePositions(const pqc_query_samples& samples, const FieldPath& name) {
+  const uint64_t count = samples.position_count;
+  if (count == 0 || count > kMaxPositions) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.position_count", name.c_str()),
+                "%llu, must lie in [1, %llu]", LongLong{count}, LongLong{kMaxPositions});
+  }
+  if (!samples.positions) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.positions", name.c_str()),
+                "must not be NULL");
+  }
+  for (uint64_t i = 1; i < count; ++i) {
+    if (samples.positions[i] > samples.positions[i - 1]) continue;
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.positions", name.c_str()),
+                "[%llu] is %llu, must be above the one before, %llu", LongLong{i},
+                LongLong{samples.positions[i]}, LongLong{samples.positions[i - 1]});
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadBlock(const CacheState& cache, const pqc_query_samples& samples,
+                     const FieldPath& name, const TensorPlace& place, SampleBlock* block) {
+  LayerShape shape;
+  const FieldPath layer = FieldPath::Of("%s.layer", name.c_str());
+  RETURN_IF_ERROR(FindLayer(cache, samples.layer, layer.c_str(), &shape));
+  if (!shape.has_index()) {
+    return Fail(PQC_INVALID_ARGUMENT, layer, "%u, must be a layer that indexes have",
+                samples.layer);
+  }
+  RETURN_IF_ERROR(CheckSamplePositions(samples, name));
+  *block = {.layer = samples.layer, .positions = samples.positions, .queries = {}};
+  const FieldPath queries = FieldPath::Of("%s.queries", name.c_str());
+  RETURN_IF_ERROR(ReadTensor(samples.queries, queries.c_str(), &block->queries, place));
+  const TensorView& view = block->queries;
+  if (view.ndim == 3 && view.shape[0] == samples.position_count &&
+      view.shape[1] == shape.query_heads && view.shape[2] == shape.key_dim) {
+    return PQC_OK;
+  }
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", queries.c_str()),
+              "must be [%llu, %u, %u]: positions, query heads, key_dim",
+              LongLong{samples.position_count}, shape.query_heads, shape.key_dim);
+}
+
 }  // namespace
 
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
@@ -186,6 +233,41 @@ pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
     (*loads)[i].to = blocks[i];
   }
   return PQC_OK;
+}
+
+pqc_status ReadSamples(const CacheState& cache, const pqc_query_samples* samples,
+                       uint32_t sample_count, const TensorPlace& place,
+                       std::vector<SampleBlock>* blocks) {
+  if (!samples) return Fail(PQC_INVALID_ARGUMENT, "samples", "must not be NULL");
+  if (sample_count == 0 || sample_count > kMaxSamples) {
+    return Fail(PQC_INVALID_ARGUMENT, "sample_count", "%u, must lie in [1, %u]", sample_count,
+                kMaxSamples);
+  }
+  if (cache.client->remote_version < kSamplesVersion) {
+    return Fail(PQC_UNIMPLEMENTED, "samples",
+                "libpqcached_rpc is older than query samples; install the library of the client's "
+                "release");
+  }
+  blocks->resize(sample_count);
+  for (uint32_t i = 0; i < sample_count; ++i) {
+    const FieldPath name = FieldPath::Of("samples[%u]", i);
+    pqc_query_samples read;
+    RETURN_IF_ERROR(ReadElement(samples, i, name.c_str(), &read));
+    RETURN_IF_ERROR(ReadBlock(cache, read, name, place, &(*blocks)[i]));
+  }
+  return PQC_OK;
+}
+
+pqc_status SendSamples(const ChangeScope& changing, uint64_t sequence_id,
+                       const std::vector<SampleBlock>& blocks) {
+  RefusalBuffer error;
+  const pqc_status status = changing.remote().AddSamples(
+      sequence_id, blocks.data(), static_cast<uint32_t>(blocks.size()), &error);
+  return Report(status, error,
+                {{"chunk.query_samples[0]", "samples"},
+                 {"chunk.query_samples", "samples"},
+                 {"query_samples", "samples"},
+                 {"header", ""}});
 }
 
 }  // namespace pqcached::client

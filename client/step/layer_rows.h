@@ -1,4 +1,4 @@
-// Reads the rows of several layers that callers pass.
+// Reads the rows and the query samples of several layers that callers pass.
 #ifndef PQCACHED_CLIENT_STEP_LAYER_ROWS_H_
 #define PQCACHED_CLIENT_STEP_LAYER_ROWS_H_
 
@@ -32,6 +32,15 @@ pqc_status ReadAllLayers(const CacheState& cache, const pqc_layer_rows* layers,
 pqc_status ReadLoadLayers(const CacheState& cache, const pqc_layer_rows* layers,
                           uint32_t layer_count, kvstore::TokenRange tokens,
                           const TensorPlace& place, std::vector<LoadLayer>* loads);
+
+// Checks and describes query samples, whose structs may be larger too.
+pqc_status ReadSamples(const CacheState& cache, const pqc_query_samples* samples,
+                       uint32_t sample_count, const TensorPlace& place,
+                       std::vector<SampleBlock>* blocks);
+
+// Adds samples of host memory to the sequence that `changing` holds.
+pqc_status SendSamples(const ChangeScope& changing, uint64_t sequence_id,
+                       const std::vector<SampleBlock>& blocks);
 
 }  // namespace pqcached::client
 

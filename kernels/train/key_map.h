@@ -2,9 +2,10 @@
 // keys, have small errors.
 //
 // With S the mean of q q^T over sampled queries, a key k and its coded form k' give scores whose
-// squared difference is (k - k')^T S (k - k') on average. S = L L^T, so this is the squared distance
-// of L^T k and L^T k'. A rotation P of L^T k then gives each sub-space the same share of the
-// logarithm of the variance (Ge et al., Optimized Product Quantization, CVPR 2013, section 3.2.2).
+// squared difference is (k - k')^T S (k - k') on average. S = L L^T, so this is the squared
+// distance of L^T k and L^T k'. A rotation P of L^T k then gives each sub-space the same share of
+// the logarithm of the variance (Ge et al., Optimized Product Quantization, CVPR 2013, section
+// 3.2.2).
 // Keys are coded as y = P L^T k; the query of y is P L^-1 q, because q . k = (P L^-1 q) . y.
 //
 // Pure function; thread-safe.
@@ -13,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 
 namespace pqcached::kernels {

@@ -60,6 +60,44 @@ TEST_F(ClientStepTest, PrefillFromTheDeviceIsStoredBehindTheStream) {
   ExpectFullAttention(kPrefill);
 }
 
+TEST_F(ClientStepTest, QuerySamplesFromTheDeviceArriveBehindTheStream) {
+  OpenClient({.slot_bytes = 16 << 10});  // a layer takes several slots
+  ExpectOk(OpenGpu(0));
+  FillRows();
+  constexpr uint32_t kCount = 150;
+  std::vector<uint64_t> positions;
+  std::vector<float> queries[2];
+  for (uint32_t i = 0; i < kCount; ++i) positions.push_back(4 * i);
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    for (uint32_t i = 0; i < kCount * kQueryFloats; ++i) {
+      queries[layer].push_back(static_cast<float>((i * (layer + 3)) % 37) / 8);
+    }
+  }
+  const DeviceArray<float> first(queries[0]);
+  DeviceArray<float> second(std::vector<float>(kCount * kQueryFloats, 9.0f));
+  Overwrite(second, queries[1], 0);  // in the stream's order
+  pqc_query_samples samples[2] = {PQC_INIT(pqc_query_samples), PQC_INIT(pqc_query_samples)};
+  const Shaped q0(first.data(), PQC_CUDA, kCount, kQueryHeads);
+  const Shaped q1(second.data(), PQC_CUDA, kCount, kQueryHeads);
+  for (uint32_t i = 0; i < 2; ++i) {
+    samples[i].layer = 3 * i;
+    samples[i].positions = positions.data();
+    samples[i].position_count = kCount;
+    samples[i].queries = i == 0 ? q0.tensor : q1.tensor;
+  }
+  ExpectOk(pqc_gpu_add_query_samples(gpu_, sequence_, samples, 2, stream_));
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(sidecar_.samples(3 * i).positions, positions);
+    EXPECT_EQ(sidecar_.samples(3 * i).queries, queries[i]);
+  }
+  const Shaped host(queries[0].data(), PQC_CPU, kCount, kQueryHeads);
+  samples[1].queries = host.tensor;
+  ExpectFails(pqc_gpu_add_query_samples(gpu_, sequence_, samples, 2, stream_), PQC_INVALID_ARGUMENT,
+              "samples[1].queries.device");
+  ExpectFails(pqc_add_query_samples(sequence_, samples, 1), PQC_INVALID_ARGUMENT,
+              "samples[0].queries.device");
+}
+
 TEST_F(ClientStepTest, PrefillFromBlocksIsStoredInTheOrderOfTheTable) {
   OpenClient({.slot_bytes = 32 << 10});  // a layer takes several, which begin within blocks
   ExpectOk(OpenGpu(0));

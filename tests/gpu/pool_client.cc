@@ -169,6 +169,11 @@ class PoolRemote final : public NoPagesRemote {
   pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
+  pqc_status AddSamples(uint64_t, const SampleBlock* samples, uint32_t sample_count,
+                        RefusalBuffer*) noexcept override {
+    for (uint32_t i = 0; i < sample_count; ++i) sidecar_.AddSamples(samples[i]);
+    return PQC_OK;
+  }
   pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
@@ -255,6 +260,7 @@ pqc_client* PoolSidecar::OpenClient(const ClientOptions& options) {
   auto state = std::make_shared<ClientState>();
   state->timeout_ms = options.timeout_ms;
   state->remote.reset(new PoolRemote(*this));
+  state->remote_version = kRemoteVersion;
   LocalLink::Parts parts;
   parts.boot_word = kBootWord;
   parts.host = std::make_unique<PoolHost>(*this);
@@ -471,6 +477,24 @@ void PoolSidecar::Truncate(uint64_t sequence_id, uint64_t token_count) {
     layer.token_count = std::min(layer.token_count, static_cast<uint32_t>(token_count));
   }
   Publish(sequence_id);
+}
+
+void PoolSidecar::AddSamples(const SampleBlock& samples) {
+  const std::lock_guard lock(mutex_);
+  Samples& to = samples_[samples.layer];
+  const uint64_t count = samples.queries.shape[0];
+  to.positions.assign(samples.positions, samples.positions + count);
+  std::vector<std::byte> packed;
+  const std::byte* const elements = Elements(samples.queries, packed);
+  to.queries.resize(packed.size() / DTypeBytes(static_cast<kernels::DType>(samples.queries.dtype)));
+  kernels::ConvertElements(static_cast<kernels::DType>(samples.queries.dtype), elements,
+                           kernels::DType::kF32, reinterpret_cast<std::byte*>(to.queries.data()),
+                           to.queries.size());
+}
+
+PoolSidecar::Samples PoolSidecar::samples(uint32_t layer) {
+  const std::lock_guard lock(mutex_);
+  return samples_[layer];
 }
 
 void PoolSidecar::BuildIndex(uint64_t sequence_id) {

@@ -91,6 +91,14 @@ class PoolSidecar {
   void Attach(uint64_t sequence_id, client::AttachAnswer* answer);
   uint64_t token_count(uint64_t sequence_id);
 
+  // Query samples of one layer, in the order of their positions.
+  struct Samples {
+    std::vector<uint64_t> positions;
+    std::vector<float> queries;
+  };
+  void AddSamples(const client::SampleBlock& samples);
+  Samples samples(uint32_t layer);
+
  private:
   struct StoredLayer {
     std::vector<kvstore::ExtentRef> rows;  // [kv_heads]
@@ -128,6 +136,7 @@ class PoolSidecar {
   kvstore::LayerShape shape_;
   uint32_t next_unit_ = 0;
   std::map<uint64_t, StoredSequence> sequences_;
+  std::map<uint32_t, Samples> samples_;  // by layer
 };
 
 }  // namespace pqcached::testing

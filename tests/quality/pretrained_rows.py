@@ -91,12 +91,12 @@ def rerank_rows(problems, rows_of):
 def layout_rows(problems, rows_of):
     masses = {}  # by (m, b): of the layouts, per problem
     for problem in problems:
-        with rows_of(problem) as rows:
-            for m, b in sorted({(m, b) for m, b, _ in LAYOUTS + WEIGHTED}):
+        for m, b in sorted({(m, b) for m, b, _ in LAYOUTS + WEIGHTED}):
+            with rows_of(problem) as rows:  # a sequence has few indexes
                 methods = [Pq(rows, m, b, layout=layout) for layout in ("contiguous", "pairs", "weighted")]
                 mean = means(problem, methods, "mass")
-                masses.setdefault((m, b), []).append([mean[method.name] for method in methods])
-                print(f"{problem.name}:", ", ".join(f"{method.name} {mean[method.name]:.4f}" for method in methods), flush=True)
+            masses.setdefault((m, b), []).append([mean[method.name] for method in methods])
+            print(f"{problem.name}:", ", ".join(f"{method.name} {mean[method.name]:.4f}" for method in methods), flush=True)
     pairs = [gain({**PAIRS, **row}, [(of[0], of[1]) for of in masses[m, b]],
                   "contiguous sub-spaces, which cover {without:.4f} of the attention; pairs {reached:.4f}; {where}")
              for m, b, row in LAYOUTS]

@@ -193,6 +193,15 @@ PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uin
                                        const pqc_tensor* values, const pqc_row_options* options,
                                        void* stream);
 
+/* pqc_add_query_samples for queries on the device (PQC_CUDA; or paged) with contiguous dims, which
+ * `stream` packs into the staging ring. Waits until the stream has done so, and for one RPC. Calls
+ * may run concurrently as those of pqc_gpu_ingest.
+ *
+ * Errors: those of pqc_add_query_samples and of pqc_gpu_ingest */
+PQC_API pqc_status pqc_gpu_add_query_samples(pqc_gpu* gpu, pqc_sequence* sequence,
+                                             const pqc_query_samples* samples,
+                                             uint32_t sample_count, void* stream);
+
 /* Begins a step whose tensors are on the device, as pqc_step_begin. options->selection holds for
  * all layers and calls; all items have the same query_length. `stream` is a cudaStream_t of the
  * device, which orders all work of the step. One step at a time on a pqc_gpu; steps of others, and

@@ -98,6 +98,15 @@ class Gpu {
                                       &options, stream));
   }
 
+  // Adds queries on the device, as Sequence::AddQuerySamples; waits until `stream` has packed them
+  // (pqc_gpu_add_query_samples).
+  Status AddQuerySamples(Sequence& sequence, std::span<const QuerySamples> samples, void* stream) {
+    std::vector<pqc_query_samples> c;
+    for (const QuerySamples& each : samples) c.push_back(each.c());
+    return Status(pqc_gpu_add_query_samples(handle_.get(), sequence.get(), c.data(),
+                                            static_cast<uint32_t>(c.size()), stream));
+  }
+
   // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend, AttendRange,
   // AttendPositions, Decode and End take tensors and spans on the device; for positions and pages,
   // Gpu::TopK and Gpu::TopKPages. timeout_ms: deadline of the step's waits, in milliseconds; 0 =

@@ -781,6 +781,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(Tensor), c_void_p]),
     "pqc_gpu_ingest_with": (c_uint32, [c_void_p, c_void_p, c_uint32, c_uint64, POINTER(Tensor),
         POINTER(Tensor), POINTER(RowOptions), c_void_p]),
+    "pqc_gpu_add_query_samples": (c_uint32, [c_void_p, c_void_p, POINTER(QuerySamples), c_uint32,
+        c_void_p]),
     "pqc_gpu_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),
         c_void_p, POINTER(c_void_p)]),
     "pqc_gpu_step_topk": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),

@@ -19,7 +19,7 @@ from ._library import check
 from ._names import TokenNames, pointer_to, row_options
 from ._options import Partials, Selection, from_c
 from ._prepared import StepAttention
-from ._steps import Step, StepItem
+from ._steps import Step, StepItem, query_samples
 
 if TYPE_CHECKING:
     from ._client import Cache
@@ -241,6 +241,13 @@ class Gpu(Closable):
         with self._handle as gpu, sequence._handle as pointer:
             check(self._library.pqc_gpu_ingest_with(gpu, pointer, number, first, byref(k.c), byref(v.c),
                                                     pointer_to(options), stream))
+
+    def add_query_samples(self, sequence: "Sequence", layer: int, positions: SequenceOf[int], queries: ArrayLike, *,
+                          stream: int = 0) -> None:
+        """Like Sequence.add_query_samples with an array on the device. Waits until `stream` has packed it."""
+        samples, _held = query_samples(layer, positions, queries)
+        with self._handle as gpu, sequence._handle as pointer:
+            check(self._library.pqc_gpu_add_query_samples(gpu, pointer, byref(samples), 1, stream))
 
     def merge_tensors(self, output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, *, stream: int = 0,
                       log_base_a: LogBase = LogBase.NATURAL, log_base_b: LogBase = LogBase.NATURAL,

@@ -83,9 +83,10 @@ typedef struct pqcached_index_plugin_description {
   /* Returns 1 when the index is trained on queries of the model, by train_on_queries, else 0. May
    * be NULL: no index is. Since version 2. */
   uint32_t (*needs_queries)(const pqcached_index_plugin_shape* shape);
-  /* Is called in place of train, with queries of the prompt's tokens, [query_count, key_dim], of the
-   * query heads that attend to the keys. Builds without queries are refused; only when an index is
-   * trained again after a restart of the worker, query_count may be 0. NULL: none. Since version 2. */
+  /* Is called in place of train, with queries of the prompt's tokens, [query_count, key_dim], of
+   * the query heads that attend to the keys. Builds without queries are refused; only when an index
+   * is trained again after a restart of the worker, query_count may be 0. NULL: none. Since
+   * version 2. */
   void (*train_on_queries)(const pqcached_index_plugin_shape* shape, const float* keys,
                            uint32_t count, const float* queries, uint32_t query_count,
                            uint64_t seed, void* codebook);

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "client/rpc/refusal.h"
@@ -66,6 +67,14 @@ class CallsInFlight {
 
   size_t count() const { return calls_.size(); }
   void Add(std::unique_ptr<RowsCall> call) { calls_.push_back(std::move(call)); }
+  // Waits until all have ended, or are overdue.
+  void AwaitAll() {
+    void* tag = nullptr;
+    bool ok = false;
+    for (const std::unique_ptr<RowsCall>& call : calls_) {
+      if (call->has_pending_operations()) call->Next(&tag, &ok);
+    }
+  }
   std::unique_ptr<RowsCall> TakeFirst() {
     std::unique_ptr<RowsCall> first = std::move(calls_.front());
     calls_.pop_front();
@@ -76,6 +85,11 @@ class CallsInFlight {
   AbandonedCalls& left_behind_;
   std::deque<std::unique_ptr<RowsCall>> calls_;
 };
+
+// Returns whether the sidecar has refused a call because of others.
+bool IsCrowded(const RowsCall& ended) {
+  return ended.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+}
 
 }  // namespace
 
@@ -91,23 +105,30 @@ std::unique_ptr<RowsCall> RpcRemote::StartFetch(const std::shared_ptr<grpc::Chan
   return call;
 }
 
-grpc::Status RpcRemote::FinishFetch(const FetchView& fetch, kvstore::TokenRange tokens,
-                                    Deadline deadline, bool is_first,
-                                    std::unique_ptr<RowsCall> started,
-                                    grpc::ByteBuffer* answer) const {
-  if (!AwaitStarted(abandoned_calls_, started)) return Overdue();
-  const grpc::StatusCode code = started->status.error_code();
-  // The sidecar may refuse a call only because there are others.
-  if (code == grpc::StatusCode::OK || (is_first && code != grpc::StatusCode::UNAVAILABLE)) {
-    answer->Swap(&started->response);
-    return started->status;
+grpc::Status RpcRemote::TakeAnswer(const FetchView& fetch, kvstore::TokenRange tokens,
+                                   Deadline deadline, bool is_first, RowsCall& ended,
+                                   grpc::ByteBuffer* answer) const {
+  const grpc::StatusCode code = ended.status.error_code();
+  const bool is_final = is_first && code != grpc::StatusCode::UNAVAILABLE && !IsCrowded(ended);
+  if (code == grpc::StatusCode::OK || is_final) {
+    answer->Swap(&ended.response);
+    return ended.status;
   }
-  return Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
-    std::unique_ptr<RowsCall> call = StartFetch(channel_, context, fetch, tokens);
-    if (!AwaitStarted(abandoned_calls_, call)) return Overdue();
-    answer->Swap(&call->response);
-    return call->status;
-  });
+  std::chrono::milliseconds pause = kFirstPause;
+  for (;;) {
+    uint32_t retry_ms = kNoRetry;
+    grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+      std::unique_ptr<RowsCall> call = StartFetch(channel_, context, fetch, tokens);
+      if (!AwaitStarted(abandoned_calls_, call)) return Overdue();
+      retry_ms = IsCrowded(*call) ? RetryMsOf(call->status) : kNoRetry;
+      answer->Swap(&call->response);
+      return call->status;
+    });
+    // Nothing is written before the first answer, so the caller may as well repeat the call.
+    if (retry_ms == kNoRetry || is_first || Remaining(deadline) <= pause) return status;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
 }
 
 RpcRemote::FetchPart RpcRemote::PartAfter(FetchPart part, std::span<const FetchView> layers,
@@ -134,11 +155,12 @@ grpc::Status RpcRemote::FetchParts(
   const auto after = [&](const FetchPart& part) { return PartAfter(part, layers, tokens); };
   const FetchPart first = after({.layer = 0, .tokens = {tokens.end, tokens.end}});
   CallsInFlight calls(abandoned_calls_);
+  size_t most_in_flight = kPartsInFlight;
   FetchPart next = first;  // to be started
   bool by_bulk_channel = true;
   RowsAnswer rows;
   for (FetchPart part = first; part.layer < layers.size(); part = after(part)) {
-    for (; calls.count() < kPartsInFlight && next.layer < layers.size(); next = after(next)) {
+    for (; calls.count() < most_in_flight && next.layer < layers.size(); next = after(next)) {
       (!in_call_ || in_call_() ? rpcs_ : background_rpcs_) += 1;
       // The other connection is used when it is there: the sidecar may have enough of them.
       by_bulk_channel = !by_bulk_channel &&
@@ -151,8 +173,13 @@ grpc::Status RpcRemote::FetchParts(
     const FetchView& fetch = layers[part.layer];
     const bool is_first = part.layer == 0 && part.tokens.end == tokens.end;
     grpc::ByteBuffer answer;
-    RETURN_IF_ERROR(
-        FinishFetch(fetch, part.tokens, deadline, is_first, calls.TakeFirst(), &answer));
+    std::unique_ptr<RowsCall> call = calls.TakeFirst();
+    if (!AwaitStarted(abandoned_calls_, call)) return Overdue();
+    if (IsCrowded(*call)) {  // the other parts may be those that the sidecar has no room beside
+      calls.AwaitAll();
+      most_in_flight = 1;
+    }
+    RETURN_IF_ERROR(TakeAnswer(fetch, part.tokens, deadline, is_first, *call, &answer));
     RETURN_IF_ERROR(rows.Take(&answer, ShapeOf(fetch, part.tokens.end - part.tokens.begin)));
     RETURN_IF_ERROR(CheckEpoch(rows.rows_epoch(), rows_epoch));
     if (!take(rows, part)) return grpc::Status::OK;

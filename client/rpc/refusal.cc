@@ -109,6 +109,8 @@ grpc::Status RenumberItem(const grpc::Status& status,
                 details.retry_ms);
 }
 
+uint32_t RetryMsOf(const grpc::Status& status) { return DetailsOf(status).retry_ms; }
+
 std::string FieldOf(const grpc::Status& status) { return DetailsOf(status).field; }
 
 }  // namespace pqcached::client

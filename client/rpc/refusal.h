@@ -40,6 +40,9 @@ grpc::Status RenumberItem(const grpc::Status& status,
                           const std::function<uint32_t(uint32_t)>& number_of,
                           const std::string& list = "items");
 
+// Returns the pause after which the sidecar says that a refused call may succeed; kNoRetry: none.
+uint32_t RetryMsOf(const grpc::Status& status);
+
 // Returns the field that the details name, or "".
 std::string FieldOf(const grpc::Status& status);
 

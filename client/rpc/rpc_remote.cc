@@ -16,8 +16,6 @@ namespace {
 constexpr uint32_t kProtocolVersion = 1;
 constexpr char kSessionKey[] = "pqcached-session";
 constexpr char kBootKey[] = "pqcached-boot";
-constexpr std::chrono::milliseconds kFirstPause(10);
-constexpr std::chrono::milliseconds kLongestPause(1000);
 // A thread that waits for a connection checks at this interval that the session and its worker
 // still exist.
 constexpr std::chrono::milliseconds kSlice(50);
@@ -34,11 +32,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
-}
-
-std::chrono::milliseconds Remaining(Deadline deadline) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(deadline -
-                                                               std::chrono::steady_clock::now());
 }
 
 }  // namespace

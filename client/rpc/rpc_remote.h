@@ -36,6 +36,15 @@ using Deadline = std::chrono::steady_clock::time_point;
 // Converts to gRPC's own steady clock.
 gpr_timespec ToGrpc(Deadline deadline);
 
+// Pauses before repetitions of a call: each is twice the one before, up to the longest.
+inline constexpr std::chrono::milliseconds kFirstPause(10);
+inline constexpr std::chrono::milliseconds kLongestPause(1000);
+
+inline std::chrono::milliseconds Remaining(Deadline deadline) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(deadline -
+                                                               std::chrono::steady_clock::now());
+}
+
 class RpcRemote final : public Remote {
  public:
   static grpc::Status Open(const RemoteOptions& options, RpcRemote** remote);
@@ -189,11 +198,10 @@ class RpcRemote final : public Remote {
   std::unique_ptr<FetchCall> StartFetch(const std::shared_ptr<grpc::Channel>& channel,
                                         const Context& context, const FetchView& fetch,
                                         kvstore::TokenRange tokens) const;
-  // Waits for a call that was started before, and repeats it when it failed; the first call of a
+  // Takes the answer of a call that has ended, and repeats it when it failed; the first call of a
   // read only when it is worth a repetition.
-  grpc::Status FinishFetch(const FetchView& fetch, kvstore::TokenRange tokens, Deadline deadline,
-                           bool is_first, std::unique_ptr<FetchCall> started,
-                           grpc::ByteBuffer* answer) const;
+  grpc::Status TakeAnswer(const FetchView& fetch, kvstore::TokenRange tokens, Deadline deadline,
+                          bool is_first, FetchCall& ended, grpc::ByteBuffer* answer) const;
   // Fetches the rows of a range of several layers in parts, several at a time and in turn by both
   // connections. Takes them layer by layer, and in each the last part first. False of `take` ends
   // the call. `rows_epoch`: that of FetchRows.

@@ -374,8 +374,11 @@ std::vector<ConfigKey> MakeKeys() {
                           "quarters of them. tcp_listen may have a quarter of this number in "
                           "addition. Further connections are closed.",
                           &Config::max_connections, {4, 1u << 20}));
-  keys.push_back(SizeKey("max_message_bytes", "Largest request or response.",
-                         &Config::max_message_bytes, size_t{64} << 10, size_t{1} << 30));
+  keys.push_back(
+      SizeKey("max_message_bytes",
+              "Largest request or response. Clients of a tenant may leave answers of 8 times "
+              "this size unread, for stream_timeout.",
+              &Config::max_message_bytes, size_t{64} << 10, size_t{1} << 30));
   keys.push_back(SizeKey("request_memory_bytes",
                          "Memory for messages in transmission on all connections, at least "
                          "max_message_bytes; beyond it, connections wait or are closed.",

@@ -17,6 +17,8 @@ namespace pqcached::service {
 namespace {
 
 constexpr char kSessionMetadata[] = "pqcached-session";
+// Answers of max_message_bytes that clients of one tenant may leave unread.
+constexpr size_t kUnreadAnswers = 8;
 constexpr uint32_t kOperatorThreads = 2;  // the self-test may occupy one
 constexpr char kBootMetadata[] = "pqcached-boot";
 
@@ -31,7 +33,11 @@ absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const c
 }  // namespace
 
 Calls::Calls(const Config& config, const TenantLimitTable& limits, CallGate& gate)
-    : gate_(gate), max_pending_calls_(config.max_pending_calls), limits_(limits) {
+    : gate_(gate),
+      max_pending_calls_(config.max_pending_calls),
+      max_unread_(config.stream_timeout),
+      unread_(kUnreadAnswers * config.max_message_bytes),
+      limits_(limits) {
   const uint32_t threads = CallThreadsOf(config);
   const uint32_t half = std::max(1u, threads / 2);
   // One tenant leaves a quarter of the threads, so that another one finds a free thread at once.
@@ -62,21 +68,30 @@ Calls::~Calls() = default;
 
 grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc rpc,
                                        const Entrance& entrance, CallGate::Work work,
-                                       std::string request) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+                                       std::string request, std::function<size_t()> answer_bytes) {
+  auto* const reactor = new UnaryCall(context, alarms_, unread_);  // destroyed by its OnDone
   absl::StatusOr<Call> call = Begin(context, rpc, entrance, std::move(request));
   if (!call.ok()) {
-    reactor->Finish(ToGrpc(call.status()));
+    reactor->FinishWithin(max_unread_, call.status());
     return reactor;
   }
   // Shared with the task, which std::function must be able to copy.
   const auto begun = std::make_shared<Call>(*std::move(call));
-  const auto carry_out = [this, reactor, begun, work = std::move(work)] {
-    reactor->Finish(ToGrpc(gate_.Run(*begun, work)));
+  const auto counted = [this, reactor, begun, work = std::move(work),
+                        answer_bytes = std::move(answer_bytes)](const Call& running) {
+    const absl::Status done = work(running);
+    if (!done.ok() || !answer_bytes) return done;
+    const size_t bytes = answer_bytes();
+    const absl::Status taken = unread_.Take(begun->session.tenant, bytes);
+    if (taken.ok()) reactor->Owe(begun->session.tenant, bytes);
+    return taken;
+  };
+  const auto carry_out = [this, reactor, begun, counted] {
+    reactor->FinishWithin(max_unread_, gate_.Run(*begun, counted));
   };
   const auto refuse = [this, reactor, begun](const absl::Status& status) {
     gate_.End(*begun, status);
-    reactor->Finish(ToGrpc(status));
+    reactor->FinishWithin(max_unread_, status);
   };
   QueuedTask task{.tenant = begun->session.tenant,
                   .lane = LaneOf(rpc),

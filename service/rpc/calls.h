@@ -23,6 +23,7 @@
 #include "service/config/config.h"
 #include "service/handlers/call_gate.h"
 #include "service/handlers/rpc_stats.h"
+#include "service/rpc/unary_call.h"
 #include "service/session/tenant_limit_table.h"
 
 namespace grpc {
@@ -47,13 +48,14 @@ class Calls {
 
   // Runs `work` on a serving thread, or for operators on a thread of their own, and finishes the
   // call with its status. Requests and responses live until then. `request` is the text of an
-  // audited one.
+  // audited one. `answer_bytes` returns the size of the answer after the work; empty: it is small.
   //
   // Errors before the work starts: those of CallGate::Begin, and kResourceExhausted (too many calls
-  // wait).
+  // wait). After it: kResourceExhausted (UnreadAnswers).
   grpc::ServerUnaryReactor* Unary(grpc::CallbackServerContext* context, Rpc rpc,
                                   const Entrance& entrance, CallGate::Work work,
-                                  std::string request = {});
+                                  std::string request = {},
+                                  std::function<size_t()> answer_bytes = {});
 
   // Begins the call of a stream at the gate. `context` must live until the call is finished.
   absl::StatusOr<Call> Begin(grpc::CallbackServerContext* context, Rpc rpc,
@@ -95,6 +97,8 @@ class Calls {
 
   CallGate& gate_;
   const size_t max_pending_calls_;
+  const absl::Duration max_unread_;
+  UnreadAnswers unread_;
   const TenantLimitTable& limits_;
   Alarms alarms_;
   std::unique_ptr<Executor> serving_;

@@ -120,7 +120,8 @@ KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
                                                      grpc::ByteBuffer* response) {
   return parts_.calls.Unary(
       context, Rpc::kFetchBlocks, parts_.entrance,
-      [this, request, response](const Call& call) { return FetchInto(call, *request, response); });
+      [this, request, response](const Call& call) { return FetchInto(call, *request, response); },
+      /*request=*/{}, [response] { return response->Length(); });
 }
 
 absl::Status KvCacheService::FetchInto(const Call& call, grpc::ByteBuffer received,

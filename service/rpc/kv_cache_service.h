@@ -97,10 +97,12 @@ class KvCacheService final
   template <auto kMethod, class Group, class Request, class Response>
   Reactor* Answer(Context* context, Rpc rpc, Group& handlers, const Request* request,
                   Response* response) {
-    return parts_.calls.Unary(context, rpc, parts_.entrance,
-                              [&handlers, request, response](const Call& call) {
-                                return (handlers.*kMethod)(call, *request, response);
-                              });
+    return parts_.calls.Unary(
+        context, rpc, parts_.entrance,
+        [&handlers, request, response](const Call& call) {
+          return (handlers.*kMethod)(call, *request, response);
+        },
+        /*request_text=*/{}, [response] { return response->ByteSizeLong(); });
   }
 
   absl::Status FetchInto(const Call& call, grpc::ByteBuffer received, grpc::ByteBuffer* response);

@@ -32,9 +32,9 @@ extern "C" {
  *
  * All tokens of all layers must be stored: otherwise the call fails before it writes. The rows of
  * all layers are those of one time: when another call, of any handle, truncates the sequence, or
- * its worker is replaced, the load goes on with the same rows or fails. After another failure
- * (PQC_ABORTED, PQC_UNAVAILABLE) the contents of the tensors are unspecified, but for layers for
- * which pqc_load_wait has returned PQC_OK. On the local path the client copies out of mapped
+ * its worker is replaced, the load goes on with the same rows or fails. After any failure but
+ * PQC_INVALID_ARGUMENT and PQC_OUT_OF_RANGE the contents of the tensors are unspecified, but for
+ * layers for which pqc_load_wait has returned PQC_OK. On the local path the client copies out of mapped
  * memory, on its threads (pqc_client_set_threads), without an RPC, except that the first read or
  * step of a handle acquires a lease.
  *
@@ -57,7 +57,8 @@ extern "C" {
  *         PQC_UNIMPLEMENTED        layers of kind PQC_LAYERS_VALUES on a GPU; a GPU of a compute
  *                                  capability below 8.0; tensors on a GPU when the first ones are
  *                                  not
- *         PQC_RESOURCE_EXHAUSTED   memory of the GPU or page-locked memory
+ *         PQC_RESOURCE_EXHAUSTED   memory of the GPU or page-locked memory; on the remote path also
+ *                                  other calls, for as long as the client waits
  *         PQC_INTERNAL             the GPU has failed
  *         PQC_ABORTED              the sequence was truncated during the call: repeat, if it has
  *                                  the tokens again */

@@ -99,7 +99,15 @@ class PartsLoadTest : public ::testing::Test {
     }
   }
 
-  Daemon daemon_{{"--max-message-bytes", "64kib", "--max-connections", "8"}};
+  // The flags of the sidecar, besides those that all tests of the file need.
+  static std::vector<std::string> Flags(std::vector<std::string> more) {
+    std::vector<std::string> flags = {"--max-message-bytes", "64kib", "--max-connections", "8"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return flags;
+  }
+  explicit PartsLoadTest(std::vector<std::string> more = {}) : daemon_(Flags(std::move(more))) {}
+
+  Daemon daemon_;
   Client writing_client_ = daemon_.OpenClient("default", PQC_PATH_ONLY_LOCAL);
   Cache writing_cache_ = Must(writing_client_.OpenCache(SpecOf("cache", {0, 1, 2})));
   Client client_ = daemon_.OpenClient("default", PQC_PATH_ONLY_REMOTE);
@@ -122,6 +130,18 @@ TEST_F(PartsLoadTest, LongLoadsUseASecondConnection) {
 TEST_F(PartsLoadTest, LoadsNeedNoSecondConnection) {
   const IdleConnections others(daemon_.endpoint(), 16);
   for (int i = 0; i < 3; ++i) LoadAndExpect(kBegin);
+}
+
+// One thread and one call that waits, or one call of a tenant: parts of a load refuse each other.
+class CrowdedLoadTest : public PartsLoadTest {
+ protected:
+  CrowdedLoadTest()
+      : PartsLoadTest(
+            {"--call-threads", "1", "--max-pending-calls", "1", "--tenant-limits", "*=calls:1"}) {}
+};
+
+TEST_F(CrowdedLoadTest, PartsOfALoadDoNotRefuseIt) {
+  for (int i = 0; i < 20; ++i) LoadAndExpect(kBegin);
 }
 
 }  // namespace

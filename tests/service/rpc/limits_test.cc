@@ -8,7 +8,10 @@
 #include <atomic>
 #include <thread>
 
+#include <grpcpp/generic/generic_stub.h>
+
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "kvstore/read/refusal.h"
 #include "tests/service/rpc/lifecycle_fixture.h"
 
@@ -102,6 +105,97 @@ TEST_F(LimitsTest, BuildsInFlightAndWaiting) {
   for (std::thread& other : others) other.join();
   EXPECT_EQ(refused, 1);
   EXPECT_EQ(Stats(*client).builds_in_flight(), 0u);
+}
+
+// Calls whose clients never read the answer.
+class UnreadCalls {
+ public:
+  explicit UnreadCalls(const std::string& endpoint)
+      : stub_(grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(),
+                                        SmallWindows())) {}
+  ~UnreadCalls() {
+    for (const std::unique_ptr<Unread>& call : calls_) call->context->TryCancel();
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) continue;
+  }
+
+  void Start(std::unique_ptr<grpc::ClientContext> context, const v1::FetchBlocksRequest& request) {
+    calls_.push_back(std::make_unique<Unread>());
+    Unread& call = *calls_.back();
+    call.context = std::move(context);
+    call.stream =
+        stub_.PrepareCall(call.context.get(), "/pqcached.v1.KvCache/FetchBlocks", &queue_);
+    call.stream->StartCall(&call);
+    Await();
+    const grpc::Slice slice(request.SerializeAsString());
+    call.stream->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), &call);
+    Await();
+  }
+
+ private:
+  struct Unread {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
+  };
+
+  // Of a connection of its own, which takes 64 KiB of an answer that is not read.
+  static grpc::ChannelArguments SmallWindows() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    return arguments;
+  }
+
+  void Await() {
+    void* tag = nullptr;
+    bool ok = false;
+    ASSERT_TRUE(queue_.Next(&tag, &ok) && ok);
+  }
+
+  grpc::GenericStub stub_;
+  grpc::CompletionQueue queue_;
+  std::vector<std::unique_ptr<Unread>> calls_;
+};
+
+TEST_F(LimitsTest, AnswersThatATenantDoesNotRead) {
+  Start([](Config& config) {
+    config.max_message_bytes = 4 << 20;
+    config.stream_timeout = absl::Seconds(2);
+  });
+  const auto client = Connect("idle");
+  const auto other = Connect("other");
+  constexpr uint32_t kTokens = 6000;
+  const auto request_of = [&](TestClient& of) {
+    v1::FetchBlocksRequest request;
+    request.set_sequence_id(of.Filled(kTokens));
+    request.set_layer(1);
+    request.add_ranges()->set_end(kTokens);
+    return request;
+  };
+  const v1::FetchBlocksRequest request = request_of(*client), of_other = request_of(*other);
+  v1::FetchBlocksResponse response;
+  ASSERT_TRUE(client->kv().FetchBlocks(client->Context().get(), request, &response).ok());
+  ASSERT_GT(response.ByteSizeLong(), 1u << 20);  // more than a connection takes
+  UnreadCalls unread(endpoint());
+  const auto fetch = [&] {
+    return client->kv().FetchBlocks(client->Context().get(), request, &response);
+  };
+  grpc::Status status;
+  for (int i = 0; i < 40 && status.ok(); ++i) {
+    unread.Start(client->Context(), request);
+    status = fetch();
+  }
+  EXPECT_TRUE(Failed(status, StatusCode::RESOURCE_EXHAUSTED, "max_message_bytes", "tenant idle"));
+  EXPECT_EQ(RefusedBy(status).retry_ms, kvstore::kRetryQueue);
+  EXPECT_TRUE(other->kv().FetchBlocks(other->Context().get(), of_other, &response).ok());
+  // Those calls are cancelled when their time is over.
+  for (int i = 0; i < 200 && !status.ok(); ++i) {
+    absl::SleepFor(absl::Milliseconds(50));
+    status = fetch();
+  }
+  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 TEST_F(LimitsTest, ItemsOfABatch) {

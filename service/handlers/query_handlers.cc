@@ -33,7 +33,42 @@ uint32_t QueryHeadsOf(const kvstore::Query& query) {
   return query.queries.shape.size() == 3 ? static_cast<uint32_t>(query.queries.shape[1]) : 0;
 }
 
+// Returns a number of tokens that a set of the selection has at least, if the query is valid.
+uint64_t LeastSelected(const kvstore::Selection& selection, uint64_t query_position) {
+  if (query_position >= kvstore::kMaxSequenceTokens) return 0;  // refused when it is read
+  const uint64_t attendable = query_position + 1;
+  const uint64_t ends = uint64_t{selection.sink_tokens} + selection.window_tokens;
+  uint64_t excluded = 0;
+  for (const kvstore::PositionRange& range : selection.excluded) {
+    if (range.end > range.begin) excluded += range.end - range.begin;
+  }
+  uint64_t budget = selection.budget_count;
+  if (selection.budget_kind == kvstore::BudgetKind::kRatio) {
+    if (!(selection.budget_ratio > 0 && selection.budget_ratio <= 1)) return 0;
+    budget = static_cast<uint64_t>(selection.budget_ratio * static_cast<double>(attendable));
+  }
+  if (selection.budget_kind != kvstore::BudgetKind::kRetrieved) budget -= std::min(budget, ends);
+  return std::min(budget, attendable - std::min(attendable, ends + excluded));
+}
+
 }  // namespace
+
+absl::Status QueryHandlers::CheckPositionBytes(const Caller& caller, uint64_t sequence_id,
+                                               const kvstore::Query& query,
+                                               const kvstore::Selection& selection) {
+  const absl::StatusOr<CacheSpecs::SharedSpec> spec = specs_.Of(caller, sequence_id);
+  if (!spec.ok()) return absl::OkStatus();  // the sequence is refused when it is read
+  for (const kvstore::LayerGroup& group : (*spec)->groups) {
+    if (std::find(group.layers.begin(), group.layers.end(), query.layer) == group.layers.end()) {
+      continue;
+    }
+    const uint64_t sets = selection.SetCount(group.kv_heads, group.query_heads);
+    return CheckResponseBytes(
+        sets * LeastSelected(selection, query.query_position) * sizeof(uint32_t),
+        max_message_bytes_);
+  }
+  return absl::OkStatus();  // and so is the layer
+}
 
 absl::StatusOr<kvstore::Selection> QueryHandlers::ResolveSelection(const Caller& caller,
                                                                    uint64_t sequence_id,
@@ -65,6 +100,7 @@ absl::Status QueryHandlers::TopKOne(const Caller& caller, const v1::TopKItem& it
     ToWire(*pages, message);
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(CheckPositionBytes(caller, sequence_id, query, selection));
   const absl::StatusOr<kvstore::Selected> selected =
       store_.TopK(tenant, sequence_id, query, selection);
   if (!selected.ok()) return PrefixItem(field, selected.status());
@@ -193,6 +229,9 @@ absl::Status QueryHandlers::AttendOne(const Caller& caller, const v1::AttendItem
   if (item.tokens_case() == v1::AttendItem::kSelection) {
     ASSIGN_OR_RETURN(const kvstore::Selection selection,
                      ResolveSelection(caller, sequence_id, item.selection(), field));
+    if (item.want_positions()) {
+      RETURN_IF_ERROR(CheckPositionBytes(caller, sequence_id, query, selection));
+    }
     attention =
         store_.Attend(caller.session.tenant, sequence_id, query, selection, item.want_positions());
   } else if (item.tokens_case() == v1::AttendItem::kPositions) {

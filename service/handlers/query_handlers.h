@@ -63,6 +63,9 @@ class QueryHandlers {
   absl::Status AttendRangeOne(const Caller& caller, const v1::AttendRangeItem& item,
                               const std::string& field, uint64_t* response_bytes,
                               v1::Attention* message);
+  // Checks, before anything is selected, that the positions of a selection fit into a response.
+  absl::Status CheckPositionBytes(const Caller& caller, uint64_t sequence_id,
+                                  const kvstore::Query& query, const kvstore::Selection& selection);
   absl::StatusOr<TokenShape> TokenShapeOf(const Caller& caller, uint64_t sequence_id,
                                           uint32_t layer, kvstore::RowPart part);
 

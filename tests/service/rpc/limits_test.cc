@@ -198,6 +198,29 @@ TEST_F(LimitsTest, AnswersThatATenantDoesNotRead) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
+TEST_F(LimitsTest, PositionsThatDoNotFitAreNotSelected) {
+  std::atomic<int> selections = 0;
+  hooks_.before_top_k = [&] { ++selections; };
+  StartHooked([](Config& config) { config.max_message_bytes = 64 << 10; });
+  const auto client = Connect();
+  constexpr uint64_t kTokens = 9000;
+  const uint64_t sequence_id = client->NewSequence();
+  for (uint64_t begin = 0; begin < kTokens; begin += 50) client->Ingest(sequence_id, begin, 50);
+  v1::TopKRequest request;
+  v1::TopKItem* const item = request.add_items();
+  *item->mutable_query() = QueryAt(sequence_id, 1, kTokens - 1);
+  item->mutable_selection()->mutable_index()->mutable_flat();
+  item->mutable_selection()->set_token_ratio(1.0);
+  v1::TopKResponse response;
+  const auto top_k = [&] { return client->kv().TopK(client->Context().get(), request, &response); };
+  EXPECT_TRUE(Failed(top_k(), StatusCode::RESOURCE_EXHAUSTED, "response"));
+  EXPECT_EQ(selections, 0);
+  // Of all tokens, the sink is not selected.
+  item->mutable_selection()->set_sink_tokens(kTokens - 1000);
+  EXPECT_TRUE(top_k().ok());
+  EXPECT_EQ(response.items(0).count(), 1000u);
+}
+
 TEST_F(LimitsTest, ItemsOfABatch) {
   Start();
   const auto client = Connect();

@@ -36,6 +36,7 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
       sequence_(std::move(sequence)),
       spec_(spec),
       sample_tokens_(spec.train_tokens > 0 ? spec.train_tokens : cache_->segmenting.train_tokens),
+      needs_samples_(IsBuilt(spec.index) && BuiltTypeOf(spec.index).NeedsSamples(spec.index)),
       layers_(cache_->layers.size()) {}
 
 absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
@@ -77,8 +78,7 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
 }
 
 bool LiveSequence::CanTrain(const Snapshot& snapshot, uint32_t layer_slot) const {
-  return layers_[layer_slot].codebook != nullptr ||
-         !BuiltTypeOf(spec_.index).NeedsSamples(spec_.index) ||
+  return layers_[layer_slot].codebook != nullptr || !needs_samples_ ||
          snapshot.list->SamplesOf(layer_slot) != nullptr;
 }
 
@@ -268,7 +268,7 @@ LiveSequence::Place LiveSequence::AheadPlace(const Snapshot& snapshot, uint32_t 
 
 absl::StatusOr<bool> LiveSequence::TrainAhead(const Snapshot& snapshot) {
   // More samples may follow, on which the first codebook depends.
-  if (BuiltTypeOf(spec_.index).NeedsSamples(spec_.index)) return false;
+  if (needs_samples_) return false;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const Place place = AheadPlace(snapshot, slot);
     if (place.entry == nullptr) continue;

@@ -140,6 +140,7 @@ class LiveSequence {
   const std::shared_ptr<Sequence> sequence_;
   const LiveIndex spec_;
   const uint32_t sample_tokens_;
+  const bool needs_samples_;  // of queries, for the first codebook of a layer
   std::function<bool()> go_on_;
   bool begun_ = false;
   uint32_t next_generation_ = 0;

@@ -36,8 +36,8 @@ class UnreadAnswers {
   absl::flat_hash_map<std::string, size_t> bytes_ ABSL_GUARDED_BY(mutex_);  // none is 0
 };
 
-// A unary call, which gRPC destroys by OnDone. It is cancelled when its client does not read a large
-// answer in time.
+// A unary call, which gRPC destroys by OnDone. It is cancelled when its client does not read a
+// large answer in time.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(grpc::CallbackServerContext* context, Alarms& alarms, UnreadAnswers& unread);

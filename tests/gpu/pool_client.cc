@@ -62,7 +62,6 @@ class PoolRemote final : public NoPagesRemote {
  public:
   explicit PoolRemote(PoolSidecar& sidecar) : sidecar_(sidecar) {}
   void Close() noexcept override { delete this; }
-
   pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
                        RefusalBuffer*) noexcept override {
     sidecar_.SetLayers(spec.groups[0]);

@@ -34,9 +34,9 @@ extern "C" {
  * all layers are those of one time: when another call, of any handle, truncates the sequence, or
  * its worker is replaced, the load goes on with the same rows or fails. After any failure but
  * PQC_INVALID_ARGUMENT and PQC_OUT_OF_RANGE the contents of the tensors are unspecified, but for
- * layers for which pqc_load_wait has returned PQC_OK. On the local path the client copies out of mapped
- * memory, on its threads (pqc_client_set_threads), without an RPC, except that the first read or
- * step of a handle acquires a lease.
+ * layers for which pqc_load_wait has returned PQC_OK. On the local path the client copies out of
+ * mapped memory, on its threads (pqc_client_set_threads), without an RPC, except that the first
+ * read or step of a handle acquires a lease.
  *
  * The tensors are memory of the host, or all of them are memory of one GPU (PQC_CUDA). `stream` of
  * the first one, a cudaStream_t, which may be NULL, is then the stream of the call: rows are

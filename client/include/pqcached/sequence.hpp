@@ -84,8 +84,7 @@ class Sequence {
   Status AddQuerySamples(std::span<const QuerySamples> samples) {
     std::vector<pqc_query_samples> c;
     for (const QuerySamples& each : samples) c.push_back(each.c());
-    return Status(
-        pqc_add_query_samples(handle_.get(), c.data(), static_cast<uint32_t>(c.size())));
+    return Status(pqc_add_query_samples(handle_.get(), c.data(), static_cast<uint32_t>(c.size())));
   }
 
   // Trains and codes the index of all layers; returns when it is complete (pqc_build_index).

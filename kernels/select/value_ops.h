@@ -56,6 +56,7 @@ struct ValueOps {
 };
 
 extern const ValueOps kValueOpsPortable;
+extern const ValueOps kValueOpsAvx2;
 extern const ValueOps kValueOpsAvx512;
 
 // Implements ValueOps::emit with VBMI2.

@@ -90,6 +90,7 @@ void GroupValuesByHead(const ValueOps& ops, const GroupValuesArgs& args) {
 const ValueOps& ValueOpsFor(const Exec& exec) {
 #if defined(PQCACHED_X86)
   if (exec.level >= Level::kAvx512) return kValueOpsAvx512;
+  if (exec.level >= Level::kAvx2) return kValueOpsAvx2;
 #endif
   (void)exec;
   return kValueOpsPortable;

@@ -1,7 +1,7 @@
-// Order-preserving integer keys of floats, for bisection. Include only in files compiled for
-// AVX-512; the functions are static, so that every copy is local to its file.
-#ifndef PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_AVX512_H_
-#define PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_AVX512_H_
+// Order-preserving integer keys of floats, for bisection. Include only in
+// instruction-set files of x86; the functions are static, so that every copy is local to its file.
+#ifndef PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
+#define PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
 
 #include <immintrin.h>
 
@@ -42,4 +42,4 @@ static inline int32_t MiddleKey(KeyInterval interval, bool by_value) {
 
 }  // namespace pqcached::kernels
 
-#endif  // PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_AVX512_H_
+#endif  // PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_

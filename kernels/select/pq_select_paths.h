@@ -44,6 +44,10 @@ void SelectByBlocks(const Exec& exec, const PqSelectArgs& args, const PqSelectPl
 size_t RoughSelectScratchBytes(const PqSelectShape& shape);
 bool SelectByRoughScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
+// Returns the arithmetic over cells of the instruction set (pq_cells.h).
+struct CellOps;
+const CellOps& CellOpsFor(const Exec& exec);
+
 struct SlotRange {
   uint32_t begin = 0;
   uint32_t end = 0;

@@ -12,14 +12,6 @@
 namespace pqcached::kernels {
 namespace {
 
-const CellOps& OpsFor(const Exec& exec) {
-#if defined(PQCACHED_X86)
-  if (exec.level >= Level::kAvx512) return kCellOpsAvx512;
-#endif
-  (void)exec;
-  return kCellOpsPortable;
-}
-
 // Weights are products of factors when every logit, and the distance of any two logits, is below
 // this limit: then rounding stays within the bound of PqSelect, and no weight is small enough to
 // count as zero.
@@ -39,7 +31,7 @@ class CellSelection {
  public:
   CellSelection(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan)
       : exec_(exec),
-        ops_(OpsFor(exec)),
+        ops_(CellOpsFor(exec)),
         args_(args),
         plan_(plan),
         geometry_(args.geometry),
@@ -314,6 +306,14 @@ class CellSelection {
 };
 
 }  // namespace
+
+const CellOps& CellOpsFor(const Exec& exec) {
+#if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512) return kCellOpsAvx512;
+#endif
+  (void)exec;
+  return kCellOpsPortable;
+}
 
 void AddCells(const PqGeometry& geometry, const PqSpan& span, SlotRange slots, uint32_t weight,
               std::span<uint32_t> counts) {

@@ -38,13 +38,28 @@ struct RoughList {
 
 inline constexpr uint32_t kMaxLoss = 254;  // largest loss of listed tokens; sums saturate at 255
 
-// Lists the tokens whose total loss is at most kMaxLoss. losses: [subspace_count, 2^bits].
-//
-// REQUIRES: subspace_count is 2, 4, 8 or 16; losses are readable 64 bytes from every sub-space on.
-void ListByLossAvx512Vbmi(const RoughSlots& slots, const uint8_t* losses, RoughList& list);
+struct BandCount {
+  uint32_t above;  // tokens that are certainly above the band: larger scores, smaller losses
+  uint32_t band;
+};
 
-// Returns the k-th smallest of count >= k >= 1 losses.
-uint8_t FindLossAvx512Vbmi(const uint8_t* losses, uint32_t count, uint32_t k);
+// The bytes variant.
+struct LossOps {
+  // Lists the tokens whose total loss is at most kMaxLoss. losses: [subspace_count, 2^bits].
+  //
+  // REQUIRES: subspace_count is 2, 4, 8 or 16; losses are readable 64 bytes from every sub-space
+  // on.
+  void (*list)(const RoughSlots& slots, const uint8_t* losses, RoughList& list);
+  // Returns the k-th smallest of count >= k >= 1 losses.
+  uint8_t (*find)(const uint8_t* losses, uint32_t count, uint32_t k);
+  // Writes the indices with low <= losses[i] <= high, ascending; up to 64 more entries may be
+  // overwritten.
+  BandCount (*list_band)(const uint8_t* losses, uint32_t count, uint8_t low, uint8_t high,
+                         uint32_t* indices);
+  // Writes the positions of listed tokens whose losses are below the bound; `capacity` is their
+  // number.
+  void (*take_below)(const RoughList& list, uint8_t bound, uint32_t* positions, uint32_t capacity);
+};
 
 enum class LaneRule : uint8_t { kSumOfProducts, kMaxOfProducts, kMaxOfSums };
 
@@ -54,29 +69,25 @@ struct LaneTables {
   const float* entries;  // [subspace_count, 2^bits, lanes], 64-byte aligned
 };
 
-// Lists the tokens whose score is `least` or more. Adds the products of every token to lane_sums
-// [lanes] (not under kMaxOfSums).
-void ListByLanesAvx512(const RoughSlots& slots, const LaneTables& tables, float least,
-                       double* lane_sums, RoughList& list);
-
-struct BandCount {
-  uint32_t above;  // scores above high
-  uint32_t band;
+// The lanes variant.
+struct LaneOps {
+  // Lists the tokens whose score is `least` or more. Adds the products of every token to lane_sums
+  // [lanes] (not under kMaxOfSums).
+  void (*list)(const RoughSlots& slots, const LaneTables& tables, float least, double* lane_sums,
+               RoughList& list);
+  // Writes the indices with low <= scores[i] <= high, ascending; up to 64 more entries may be
+  // overwritten.
+  BandCount (*list_band)(const float* scores, uint32_t count, float low, float high,
+                         uint32_t* indices);
+  // Writes the positions of listed tokens whose scores are above the bound; `capacity` is their
+  // number.
+  void (*take_above)(const RoughList& list, float bound, uint32_t* positions, uint32_t capacity);
 };
 
-// Writes the indices with low <= scores[i] <= high, ascending; up to 64 more entries may be
-// overwritten.
-BandCount ListBandAvx512(const float* scores, uint32_t count, float low, float high,
-                         uint32_t* indices);
-// The same for losses; `above` counts losses below low.
-BandCount ListLossBandAvx512Vbmi(const uint8_t* losses, uint32_t count, uint8_t low, uint8_t high,
-                                 uint32_t* indices);
-
-// Writes the positions of listed tokens whose scores are above the bound (losses: below it);
-// `capacity` is their number.
-void TakeAboveAvx512(const RoughList& list, float bound, uint32_t* positions, uint32_t capacity);
-void TakeBelowAvx512Vbmi(const RoughList& list, uint8_t bound, uint32_t* positions,
-                         uint32_t capacity);
+extern const LossOps kLossOpsAvx2;
+extern const LossOps kLossOpsAvx512Vbmi;
+extern const LaneOps kLaneOpsAvx2;
+extern const LaneOps kLaneOpsAvx512;
 
 }  // namespace pqcached::kernels
 

@@ -135,9 +135,7 @@ void List(const RoughSlots& slots, const uint8_t* losses, Lister& lister) {
   }
 }
 
-}  // namespace
-
-void ListByLossAvx512Vbmi(const RoughSlots& slots, const uint8_t* losses, RoughList& list) {
+void ListByLoss(const RoughSlots& slots, const uint8_t* losses, RoughList& list) {
   Lister lister = {{list.positions, ~0u, list.count}, list.losses};
   if (slots.nibble_planes) {
     List<1, true>(slots, losses, lister);
@@ -151,7 +149,7 @@ void ListByLossAvx512Vbmi(const RoughSlots& slots, const uint8_t* losses, RoughL
   list.count = lister.writer.written;
 }
 
-uint8_t FindLossAvx512Vbmi(const uint8_t* losses, uint32_t count, uint32_t k) {
+uint8_t FindLoss(const uint8_t* losses, uint32_t count, uint32_t k) {
   uint32_t low = 0;  // invariant: fewer than k losses are below it
   for (uint32_t step = 128; step > 0; step /= 2) {
     const __m512i bound = _mm512_set1_epi8(static_cast<char>(low + step));
@@ -167,8 +165,8 @@ uint8_t FindLossAvx512Vbmi(const uint8_t* losses, uint32_t count, uint32_t k) {
   return static_cast<uint8_t>(low);
 }
 
-BandCount ListLossBandAvx512Vbmi(const uint8_t* losses, uint32_t count, uint8_t low, uint8_t high,
-                                 uint32_t* indices) {
+BandCount ListLossBand(const uint8_t* losses, uint32_t count, uint8_t low, uint8_t high,
+                       uint32_t* indices) {
   const __m512i low_bound = _mm512_set1_epi8(static_cast<char>(low));
   const __m512i high_bound = _mm512_set1_epi8(static_cast<char>(high));
   PositionWriter writer = {indices, ~0u, 0};
@@ -184,8 +182,7 @@ BandCount ListLossBandAvx512Vbmi(const uint8_t* losses, uint32_t count, uint8_t 
   return {.above = below, .band = writer.written};
 }
 
-void TakeBelowAvx512Vbmi(const RoughList& list, uint8_t bound, uint32_t* positions,
-                         uint32_t capacity) {
+void TakeBelow(const RoughList& list, uint8_t bound, uint32_t* positions, uint32_t capacity) {
   uint32_t written = 0;
   for (uint32_t i = 0; i < list.count; i += 64) {
     const __mmask64 valid = ValidLanes(i, list.count);
@@ -204,5 +201,10 @@ void TakeBelowAvx512Vbmi(const RoughList& list, uint8_t bound, uint32_t* positio
     }
   }
 }
+
+}  // namespace
+
+const LossOps kLossOpsAvx512Vbmi = {
+    .list = ListByLoss, .find = FindLoss, .list_band = ListLossBand, .take_below = TakeBelow};
 
 }  // namespace pqcached::kernels

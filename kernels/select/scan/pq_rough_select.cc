@@ -34,6 +34,14 @@ constexpr uint32_t kMaxPlanes = 16;
 constexpr uint32_t kMaxLanes = 16;
 constexpr uint32_t kListSlack = 64;  // see RoughList
 
+const LossOps& LossOpsFor(const Exec& exec) {
+  return exec.level >= Level::kAvx512Vbmi ? kLossOpsAvx512Vbmi : kLossOpsAvx2;
+}
+
+const LaneOps& LaneOpsFor(const Exec& exec) {
+  return exec.level >= Level::kAvx512 ? kLaneOpsAvx512 : kLaneOpsAvx2;
+}
+
 uint32_t LaneCount(uint32_t head_count) {
   return head_count == 1 ? 1 : head_count <= 4 ? 4 : head_count <= 8 ? 8 : 16;
 }
@@ -42,6 +50,9 @@ class RoughSelection {
  public:
   RoughSelection(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan)
       : exec_(exec),
+        loss_ops_(LossOpsFor(exec)),
+        lane_ops_(LaneOpsFor(exec)),
+        cell_ops_(CellOpsFor(exec)),
         args_(args),
         plan_(plan),
         geometry_(args.geometry),
@@ -114,8 +125,8 @@ class RoughSelection {
     }
     RoughList list = {
         .positions = chunk_slots_.data(), .scores = scores, .losses = nullptr, .count = 0};
-    ListByLanesAvx512(SlotsOf(span), {lanes_, lane_rule_, Entries(codebook)},
-                      std::numeric_limits<float>::lowest(), lane_sums_, list);
+    lane_ops_.list(SlotsOf(span), {lanes_, lane_rule_, Entries(codebook)},
+                   std::numeric_limits<float>::lowest(), lane_sums_, list);
     PQC_CHECK(list.count == count);
   }
 
@@ -227,7 +238,7 @@ class RoughSelection {
              .count = 0};
     for (const PqSpan& span : args_.spans) {
       if (span.slot_begin == span.slot_end) continue;
-      ListByLossAvx512Vbmi(SlotsOf(span), losses + span.codebook * table_floats_, list_);
+      loss_ops_.list(SlotsOf(span), losses + span.codebook * table_floats_, list_);
     }
     return true;
   }
@@ -235,7 +246,7 @@ class RoughSelection {
   EntryRange RangeOf(uint32_t codebook, uint32_t row) const {
     const float* entries = tables_.data() + codebook * plan_.head_count * table_floats_ +
                            row * CentroidCount(geometry_);
-    return kCellOpsAvx512.range(entries, CentroidCount(geometry_));
+    return cell_ops_.range(entries, CentroidCount(geometry_));
   }
 
   void FillLosses(uint32_t codebook, uint8_t* losses) const {
@@ -279,8 +290,8 @@ class RoughSelection {
         .positions = positions_.data(), .scores = scores_.data(), .losses = nullptr, .count = 0};
     for (const PqSpan& span : args_.spans) {
       if (span.slot_begin == span.slot_end) continue;
-      ListByLanesAvx512(SlotsOf(span), {lanes_, lane_rule_, Entries(span.codebook)}, least_,
-                        lane_sums_, list_);
+      lane_ops_.list(SlotsOf(span), {lanes_, lane_rule_, Entries(span.codebook)}, least_,
+                     lane_sums_, list_);
     }
     least_ratio_ = largest_ratio_ = 1.0f;
     if (!products) return true;
@@ -317,7 +328,7 @@ class RoughSelection {
                              subspace * centroid_count;
           float* const weights = work_.data();
           if (products) {
-            kCellOpsAvx512.exponentials(tables_.data() + row, centroid_count, all.largest, weights);
+            cell_ops_.exponentials(tables_.data() + row, centroid_count, all.largest, weights);
           }
           const float* from = products ? weights : tables_.data() + row;
           float* to = entries_.data() +
@@ -355,7 +366,7 @@ class RoughSelection {
   // Scores the tokens near the k-th exactly, and selects if that decides all of them.
   bool SelectByExactScores(const Band& band) {
     const BandCount count =
-        ListBandAvx512(scores_.data(), list_.count, band.low, band.high, band_.data());
+        lane_ops_.list_band(scores_.data(), list_.count, band.low, band.high, band_.data());
     if (count.above >= k_ || count.above + count.band < k_) return false;
     ValueThreshold threshold = FindExactThreshold(count);
     if (lane_rule_ != LaneRule::kMaxOfSums &&
@@ -367,20 +378,20 @@ class RoughSelection {
     for (uint32_t i = 0; i < count.band; ++i) {
       scores_[band_[i]] = kOutOrIn[IsSelected(exact_[i], threshold)];
     }
-    TakeAboveAvx512(list_, band.high, args_.positions.data(), k_);
+    lane_ops_.take_above(list_, band.high, args_.positions.data(), k_);
     return true;
   }
 
   bool SelectByExactLosses() {
-    const int kth = FindLossAvx512Vbmi(list_.losses, list_.count, k_);
+    const int kth = loss_ops_.find(list_.losses, list_.count, k_);
     // Most rounding errors cancel: a narrow band is often sufficient.
     const int error = static_cast<int>(max_error_);
     for (int width = error; width <= 3 * error + 2; ++width) {
       const int low = std::max(kth - width, 0);
       const int high = std::min(kth + width, static_cast<int>(kMaxLoss));
       const BandCount count =
-          ListLossBandAvx512Vbmi(list_.losses, list_.count, static_cast<uint8_t>(low),
-                                 static_cast<uint8_t>(high), band_.data());
+          loss_ops_.list_band(list_.losses, list_.count, static_cast<uint8_t>(low),
+                              static_cast<uint8_t>(high), band_.data());
       ValueThreshold threshold = FindExactThreshold(count);
       const double loss = (double{top_} - double{threshold.value}) * double{loss_scale_};
       // Tokens outside the band must be proven to be on the assumed side of the threshold.
@@ -391,8 +402,8 @@ class RoughSelection {
       for (uint32_t i = 0; i < count.band; ++i) {
         list_.losses[band_[i]] = static_cast<uint8_t>(IsSelected(exact_[i], threshold) - 1);
       }
-      TakeBelowAvx512Vbmi(list_, static_cast<uint8_t>(std::max(low, 1)), args_.positions.data(),
-                          k_);
+      loss_ops_.take_below(list_, static_cast<uint8_t>(std::max(low, 1)), args_.positions.data(),
+                           k_);
       return true;
     }
     return false;
@@ -441,6 +452,9 @@ class RoughSelection {
   }
 
   const Exec& exec_;
+  const LossOps& loss_ops_;
+  const LaneOps& lane_ops_;
+  const CellOps& cell_ops_;
   const PqSelectArgs& args_;
   const PqSelectPlan& plan_;
   const PqGeometry& geometry_;
@@ -481,9 +495,8 @@ class RoughSelection {
 }  // namespace
 
 bool SelectByRoughScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {
-  const Level least = plan.head_count == 1 ? Level::kAvx512Vbmi : Level::kAvx512;
-  if (exec.level < least || plan.candidate_count < kMinCandidates || plan.head_count > kMaxLanes ||
-      args.geometry.subspace_count < 2) {
+  if (exec.level < Level::kAvx2 || plan.candidate_count < kMinCandidates ||
+      plan.head_count > kMaxLanes || args.geometry.subspace_count < 2) {
     return false;
   }
   return RoughSelection(exec, args, plan).Run();

@@ -1,0 +1,249 @@
+// Rough scores of one head by byte shuffles: a table of 2^b losses takes 2^(b - 4) shuffles of 32
+// codes, and a loss is added with one saturating addition. Shuffles give zero where bit 7 of an
+// index is set, which joins the two halves of a table; the other bits choose by blends.
+#include <immintrin.h>
+
+#include "kernels/base/simd/compress_avx2.h"
+#include "kernels/select/scan/pq_rough.h"
+
+namespace pqcached::kernels {
+namespace {
+
+constexpr uint32_t kBlockSlots = 2048;
+constexpr uint32_t kGroup = 32;  // codes of one register
+constexpr uint32_t kStep = 2 * kGroup;
+
+__m256i LoadBytes(const uint8_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+void StoreBytes(uint8_t* to, __m256i bytes) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+}
+
+// Returns 16 losses in both halves.
+[[gnu::always_inline]] inline __m256i LoadTable(const uint8_t* losses) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(losses)));
+}
+
+// Codes of two registers. `first` has the code's uppermost bit as bit 7 too, `second` its inverse.
+struct Codes {
+  __m256i code[2];
+  __m256i first[2];
+  __m256i second[2];
+};
+
+struct Losses {
+  __m256i loss[2];
+};
+
+// Finds losses among the 2^kLevel tables of 16 from `table` on and as many from `table` + `half`
+// on; each level chooses by one bit of the codes.
+template <uint32_t kLevel>
+[[gnu::always_inline]] inline Losses FindIn(const uint8_t* table, uint32_t half,
+                                            const Codes& codes) {
+  Losses found;
+  if constexpr (kLevel == 0) {
+    const __m256i low = LoadTable(table);
+    const __m256i high = LoadTable(table + half);
+    for (uint32_t i = 0; i < 2; ++i) {
+      found.loss[i] = _mm256_or_si256(_mm256_shuffle_epi8(low, codes.first[i]),
+                                      _mm256_shuffle_epi8(high, codes.second[i]));
+    }
+  } else {
+    const Losses low = FindIn<kLevel - 1>(table, half, codes);
+    const Losses high = FindIn<kLevel - 1>(table + (8u << kLevel), half, codes);
+    for (uint32_t i = 0; i < 2; ++i) {
+      // Moves bit kLevel + 3 of every code to bit 7.
+      const __m256i choice = _mm256_slli_epi16(codes.code[i], 4 - static_cast<int>(kLevel));
+      found.loss[i] = _mm256_blendv_epi8(low.loss[i], high.loss[i], choice);
+    }
+  }
+  return found;
+}
+
+template <uint32_t kBits>
+[[gnu::always_inline]] inline Losses Find(const uint8_t* table, const __m256i (&code)[2]) {
+  if constexpr (kBits == 4) {
+    const __m256i losses = LoadTable(table);
+    return {{_mm256_shuffle_epi8(losses, code[0]), _mm256_shuffle_epi8(losses, code[1])}};
+  } else {
+    const __m256i top = _mm256_set1_epi8(static_cast<char>(0x80));
+    Codes codes;
+    for (uint32_t i = 0; i < 2; ++i) {
+      codes.code[i] = code[i];
+      codes.first[i] = code[i];
+      if constexpr (kBits < 8) {
+        const __m256i moved = _mm256_slli_epi16(code[i], 8 - static_cast<int>(kBits));
+        codes.first[i] = _mm256_or_si256(code[i], _mm256_and_si256(moved, top));
+      }
+      codes.second[i] = _mm256_xor_si256(codes.first[i], top);
+    }
+    return FindIn<kBits - 5>(table, 1u << (kBits - 1), codes);
+  }
+}
+
+// Adds the losses of one plane (with nibbles: of its two sub-spaces) to those of a block.
+template <uint32_t kBits, bool kNibbles, bool kFirst>
+void AddPlane(const uint8_t* plane, const uint8_t* losses, uint32_t slot_count, uint8_t* block) {
+  const __m256i low_nibble = _mm256_set1_epi8(15);
+  const auto add = [&](const uint8_t* from, uint8_t* to) {
+    const __m256i bytes[2] = {LoadBytes(from), LoadBytes(from + kGroup)};
+    Losses found;
+    if constexpr (kNibbles) {
+      const __m256i low[2] = {_mm256_and_si256(bytes[0], low_nibble),
+                              _mm256_and_si256(bytes[1], low_nibble)};
+      const __m256i high[2] = {_mm256_and_si256(_mm256_srli_epi16(bytes[0], 4), low_nibble),
+                               _mm256_and_si256(_mm256_srli_epi16(bytes[1], 4), low_nibble)};
+      found = Find<4>(losses, low);
+      const Losses other = Find<4>(losses + 16, high);
+      for (uint32_t i = 0; i < 2; ++i) {
+        found.loss[i] = _mm256_adds_epu8(found.loss[i], other.loss[i]);
+      }
+    } else {
+      found = Find<kBits>(losses, bytes);
+    }
+    for (uint32_t i = 0; i < 2; ++i) {
+      uint8_t* const at = to + i * kGroup;
+      StoreBytes(at, kFirst ? found.loss[i] : _mm256_adds_epu8(found.loss[i], LoadBytes(at)));
+    }
+  };
+  const uint32_t whole = slot_count / kStep * kStep;
+  for (uint32_t slot = 0; slot < whole; slot += kStep) add(plane + slot, block + slot);
+  if (whole == slot_count) return;
+  uint8_t rest[kStep] = {};
+  __builtin_memcpy(rest, plane + whole, slot_count - whole);
+  add(rest, block + whole);
+}
+
+// Appends tokens by their losses, eight at a time: positions and losses are compressed alike.
+struct Lister {
+  uint32_t* positions;
+  uint8_t* losses;
+  uint32_t written;
+
+  void Add(const uint8_t* from, uint32_t mask, uint32_t first_position) {
+    for (; mask != 0; mask >>= 8, from += 8, first_position += 8) {
+      const __m128i indexes = BitIndexBytes(mask & 255u);
+      const __m256i base = _mm256_set1_epi32(static_cast<int>(first_position));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(positions + written),
+                          _mm256_add_epi32(base, _mm256_cvtepu8_epi32(indexes)));
+      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(losses + written),
+                       _mm_shuffle_epi8(eight, indexes));
+      written += BitCount(mask & 255u);
+    }
+  }
+};
+
+// Returns the bytes that are at most `bound` as bits.
+inline uint32_t AtMostBits(__m256i bytes, __m256i bound) {
+  return static_cast<uint32_t>(
+      _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_min_epu8(bytes, bound), bytes)));
+}
+
+inline uint32_t ValidBits(uint32_t rest) { return rest >= kGroup ? ~0u : (1u << rest) - 1u; }
+
+template <uint32_t kBits, bool kNibbles>
+void List(const RoughSlots& slots, const uint8_t* losses, RoughList& list) {
+  alignas(64) uint8_t block[kBlockSlots];
+  const uint32_t plane_count = kNibbles ? slots.subspace_count / 2 : slots.subspace_count;
+  const size_t plane_losses = kNibbles ? 32 : size_t{1} << kBits;
+  const __m256i bound = _mm256_set1_epi8(static_cast<char>(kMaxLoss));
+  Lister lister = {list.positions, list.losses, list.count};
+  for (uint32_t begin = 0; begin < slots.slot_count; begin += kBlockSlots) {
+    const uint32_t rest = slots.slot_count - begin;
+    const uint32_t count = rest < kBlockSlots ? rest : kBlockSlots;
+    AddPlane<kBits, kNibbles, true>(slots.planes + begin, losses, count, block);
+    for (uint32_t plane = 1; plane < plane_count; ++plane) {
+      AddPlane<kBits, kNibbles, false>(slots.planes + plane * slots.plane_stride + begin,
+                                       losses + plane * plane_losses, count, block);
+    }
+    for (uint32_t slot = 0; slot < count; slot += kGroup) {
+      const uint32_t mask = AtMostBits(LoadBytes(block + slot), bound) & ValidBits(count - slot);
+      lister.Add(block + slot, mask, slots.first_position + begin + slot);
+    }
+  }
+  list.count = lister.written;
+}
+
+void ListByLoss(const RoughSlots& slots, const uint8_t* losses, RoughList& list) {
+  if (slots.nibble_planes) return List<4, true>(slots, losses, list);
+  switch (slots.bits) {
+    case 4:
+      return List<4, false>(slots, losses, list);
+    case 5:
+      return List<5, false>(slots, losses, list);
+    case 6:
+      return List<6, false>(slots, losses, list);
+    case 7:
+      return List<7, false>(slots, losses, list);
+    default:
+      return List<8, false>(slots, losses, list);
+  }
+}
+
+// Calls visit(register, valid bits, index) for every 32 of `count` losses, without reads beyond
+// them.
+template <typename Visit>
+inline void ForEachGroup(const uint8_t* losses, uint32_t count, Visit visit) {
+  uint32_t i = 0;
+  for (; i + kGroup <= count; i += kGroup) visit(LoadBytes(losses + i), ~0u, i);
+  if (i == count) return;
+  uint8_t rest[kGroup] = {};
+  __builtin_memcpy(rest, losses + i, count - i);
+  visit(LoadBytes(rest), ValidBits(count - i), i);
+}
+
+uint8_t FindLoss(const uint8_t* losses, uint32_t count, uint32_t k) {
+  uint32_t low = 0;  // invariant: fewer than k losses are below it
+  for (uint32_t step = 128; step > 0; step /= 2) {
+    const __m256i bound = _mm256_set1_epi8(static_cast<char>(low + step - 1));
+    uint32_t below = 0;
+    ForEachGroup(losses, count, [&](__m256i x, uint32_t valid, uint32_t) {
+      below += BitCount(AtMostBits(x, bound) & valid);
+    });
+    if (below < k) low += step;
+  }
+  return static_cast<uint8_t>(low);
+}
+
+BandCount ListLossBand(const uint8_t* losses, uint32_t count, uint8_t low, uint8_t high,
+                       uint32_t* indices) {
+  const __m256i below_low = _mm256_set1_epi8(static_cast<char>(low - 1));
+  const __m256i high_bound = _mm256_set1_epi8(static_cast<char>(high));
+  BandCount result = {0, 0};
+  ForEachGroup(losses, count, [&](__m256i x, uint32_t valid, uint32_t first) {
+    const uint32_t below = low == 0 ? 0u : AtMostBits(x, below_low) & valid;
+    uint32_t band = AtMostBits(x, high_bound) & valid & ~below;
+    result.above += BitCount(below);
+    for (; band != 0; band &= band - 1) {
+      indices[result.band++] = first + static_cast<uint32_t>(__builtin_ctz(band));
+    }
+  });
+  return result;
+}
+
+void TakeBelow(const RoughList& list, uint8_t bound, uint32_t* positions, uint32_t capacity) {
+  const __m256i most = _mm256_set1_epi8(static_cast<char>(bound - 1));  // bound >= 1
+  uint32_t written = 0;
+  ForEachGroup(list.losses, list.count, [&](__m256i x, uint32_t valid, uint32_t first) {
+    const uint32_t below = AtMostBits(x, most) & valid;
+    for (uint32_t part = 0; part < 4; ++part) {
+      const uint32_t mask = below >> (8 * part) & 255u;
+      // Positions may be read, as they may be written, beyond the list's end.
+      const __m256i position =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(list.positions + first + 8 * part));
+      StoreWords(positions + written, capacity - written,
+                 _mm256_permutevar8x32_epi32(position, BitIndexes(mask)));
+      written += BitCount(mask);
+    }
+  });
+}
+
+}  // namespace
+
+const LossOps kLossOpsAvx2 = {
+    .list = ListByLoss, .find = FindLoss, .list_band = ListLossBand, .take_below = TakeBelow};
+
+}  // namespace pqcached::kernels

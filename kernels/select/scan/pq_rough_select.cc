@@ -27,6 +27,11 @@ constexpr uint32_t kSampleRuns = 64;
 constexpr uint32_t kRunSlots = 32;
 constexpr uint32_t kRunSlotsOfLanes = 64;
 
+// Tokens that are listed, as a multiple of k: sampled scores must not be exact. Once more, when a
+// sample misled and the tokens are listed again.
+constexpr float kListedShare = 1.5f;
+constexpr float kListedAgainShare = 3.0f;
+
 // Number of tokens that are scored exactly at a time.
 constexpr uint32_t kChunkSlots = kSampleRuns * kRunSlotsOfLanes;
 
@@ -77,13 +82,8 @@ class RoughSelection {
   // Returns false when nothing is selected.
   bool Run() {
     GatherSample();
-    if (!(lanes_ == 1 ? ListByLoss() : ListByLanes()) || list_.count < k_) return false;
-    if (lanes_ == 1) return SelectByExactLosses();
-    const float kth =
-        FindThreshold(exec_, {scores_.data(), list_.count}, k_, work_.subspan(0, list_.count))
-            .value;
-    return SelectByExactScores({kth * (least_ratio_ / largest_ratio_) * (1.0f - kRounding),
-                                kth * (largest_ratio_ / least_ratio_) * (1.0f + kRounding)});
+    if (lanes_ > 1) return SelectByLanes();
+    return ListByLoss() && list_.count >= k_ && SelectByExactLosses();
   }
 
  private:
@@ -188,14 +188,14 @@ class RoughSelection {
     }
   }
 
-  // Computes a score that k tokens reach unless the sample is far off. Returns false when most
-  // tokens reach it.
-  bool FindLeast(float& least) {
+  // Computes a score that about `share` * k tokens reach unless the sample is far off. Returns false
+  // when most tokens reach it.
+  bool FindLeast(float share, float& least) {
     ScoreSample();
     const uint32_t sampled = sampled_;
     const float rank = static_cast<float>(k_) * static_cast<float>(sampled) /
                        static_cast<float>(plan_.candidate_count);
-    const float widened = 1.5f * rank + 4.0f * std::sqrt(rank) + 8.0f;
+    const float widened = share * rank + 4.0f * std::sqrt(rank) + 8.0f;
     if (widened > 0.75f * static_cast<float>(sampled)) return false;
     least = FindThreshold(exec_, {exact_.data(), sampled}, static_cast<uint32_t>(widened),
                           work_.subspan(0, sampled))
@@ -206,7 +206,7 @@ class RoughSelection {
   // Lists tokens for one head.
   bool ListByLoss() {
     float least = 0.0f;
-    if (!FindLeast(least)) return false;
+    if (!FindLeast(kListedShare, least)) return false;
     float magnitude = 0.0f;
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
       float largest = 0.0f;
@@ -268,23 +268,33 @@ class RoughSelection {
     }
   }
 
-  // Lists tokens for several heads.
-  bool ListByLanes() {
+  // Selects for several heads. A second pass has the normalisers of all tokens, which the first one
+  // computed; where attention is concentrated, those of a sample are often far off.
+  bool SelectByLanes() {
     lane_rule_ = args_.rule == GroupRule::kSumSoftmax   ? LaneRule::kSumOfProducts
                  : args_.rule == GroupRule::kMaxSoftmax ? LaneRule::kMaxOfProducts
                                                         : LaneRule::kMaxOfSums;
     const bool products = lane_rule_ != LaneRule::kMaxOfSums;
     if (!FillEntries(products)) return false;
-    float scales[kMaxLanes];
     if (products) {
       std::fill(lane_sums_, lane_sums_ + kMaxLanes, 0.0);
       ScoreSample();
-      for (uint32_t i = 0; i < plan_.head_count; ++i) {
-        scales[i] = static_cast<float>(1.0 / lane_sums_[i]);
-      }
-      ScaleLanes(scales);
+      ScaleBySums();
     }
-    if (!FindLeast(least_)) return false;
+    if (!FindLeast(kListedShare, least_)) return false;
+    float bound = 0.0f;
+    if (ListByLanes(bound)) return true;
+    if (bound > 0.0f) {
+      least_ = bound;
+    } else if (!FindLeast(kListedAgainShare, least_)) {
+      return false;
+    }
+    return ListByLanes(bound);
+  }
+
+  // Lists the tokens that reach least_, and selects from them. If that fails, sets `bound` to a
+  // score that k tokens reach, or to 0 if it found none.
+  bool ListByLanes(float& bound) {
     std::fill(lane_sums_, lane_sums_ + kMaxLanes, 0.0);
     list_ = {
         .positions = positions_.data(), .scores = scores_.data(), .losses = nullptr, .count = 0};
@@ -294,15 +304,30 @@ class RoughSelection {
                      lane_sums_, list_);
     }
     least_ratio_ = largest_ratio_ = 1.0f;
-    if (!products) return true;
     // The sums over all tokens differ slightly from those over the sample.
+    const bool products = lane_rule_ != LaneRule::kMaxOfSums;
+    if (products) ScaleBySums();
+    bound = 0.0f;
+    if (list_.count < k_) return false;
+    const float kth =
+        FindThreshold(exec_, {scores_.data(), list_.count}, k_, work_.subspan(0, list_.count))
+            .value;
+    // Lower than the k-th by more than rounding, so that a pass with this bound lists k tokens.
+    if (products) bound = kth * least_ratio_ * (1.0f - 4.0f * kRounding);
+    return SelectByExactScores({kth * (least_ratio_ / largest_ratio_) * (1.0f - kRounding),
+                                kth * (largest_ratio_ / least_ratio_) * (1.0f + kRounding)});
+  }
+
+  // Scales the lanes by the inverses of their sums, and sets the ratios to the least and the
+  // largest of these.
+  void ScaleBySums() {
+    float scales[kMaxLanes];
     for (uint32_t i = 0; i < plan_.head_count; ++i) {
       scales[i] = static_cast<float>(1.0 / lane_sums_[i]);
       least_ratio_ = i == 0 ? scales[i] : std::min(least_ratio_, scales[i]);
       largest_ratio_ = i == 0 ? scales[i] : std::max(largest_ratio_, scales[i]);
     }
     ScaleLanes(scales);
-    return true;
   }
 
   // Stores the entries of all heads adjacent: either unchanged, or as weights relative to the

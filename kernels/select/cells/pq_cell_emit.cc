@@ -209,8 +209,9 @@ class CellEmission {
 
   CellScan ScanFor(const CellMembers& members) const {
 #if defined(PQCACHED_X86)
-    if (task_.exec.level >= Level::kAvx512Vbmi && members.tied_count <= CellMembers::kMaxTied) {
-      return ScanCellsAvx512Vbmi;
+    if (members.tied_count <= CellMembers::kMaxTied) {
+      if (task_.exec.level >= Level::kAvx512Vbmi) return ScanCellsAvx512Vbmi;
+      if (task_.exec.level >= Level::kAvx2) return ScanCellsAvx2;
     }
 #endif
     (void)members;

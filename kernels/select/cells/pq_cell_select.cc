@@ -310,6 +310,7 @@ class CellSelection {
 const CellOps& CellOpsFor(const Exec& exec) {
 #if defined(PQCACHED_X86)
   if (exec.level >= Level::kAvx512) return kCellOpsAvx512;
+  if (exec.level >= Level::kAvx2) return kCellOpsAvx2;
 #endif
   (void)exec;
   return kCellOpsPortable;

@@ -122,6 +122,7 @@ using CellScan = void (*)(const CellMembers& members, const CellScanSpan& span,
                           CellScanOutput& output);
 
 extern const CellOps kCellOpsPortable;
+extern const CellOps kCellOpsAvx2;
 extern const CellOps kCellOpsAvx512;
 
 // Implements CellOps::find_threshold.
@@ -130,7 +131,8 @@ CellThreshold FindCellThresholdAvx512(const float* values, const uint32_t* token
 
 void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
                        CellScanOutput& output);
-// REQUIRES: members.tied_count <= kMaxTied.
+// REQUIRES of the next two: members.tied_count <= kMaxTied.
+void ScanCellsAvx2(const CellMembers& members, const CellScanSpan& span, CellScanOutput& output);
 void ScanCellsAvx512Vbmi(const CellMembers& members, const CellScanSpan& span,
                          CellScanOutput& output);
 

@@ -1,8 +1,7 @@
-// Rough scores of one head by byte shuffles: a table of 2^b losses takes 2^(b - 4) shuffles of 32
-// codes, and a loss is added with one saturating addition. Shuffles give zero where bit 7 of an
-// index is set, which joins the two halves of a table; the other bits choose by blends.
+// Rough scores of one head by byte shuffles; a loss is added with one saturating addition.
 #include <immintrin.h>
 
+#include "kernels/base/simd/byte_table_avx2.h"
 #include "kernels/base/simd/compress_avx2.h"
 #include "kernels/select/scan/pq_rough.h"
 
@@ -13,99 +12,29 @@ constexpr uint32_t kBlockSlots = 2048;
 constexpr uint32_t kGroup = 32;  // codes of one register
 constexpr uint32_t kStep = 2 * kGroup;
 
-__m256i LoadBytes(const uint8_t* from) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-}
-
-void StoreBytes(uint8_t* to, __m256i bytes) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
-}
-
-// Returns 16 losses in both halves.
-[[gnu::always_inline]] inline __m256i LoadTable(const uint8_t* losses) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(losses)));
-}
-
-// Codes of two registers. `first` has the code's uppermost bit as bit 7 too, `second` its inverse.
-struct Codes {
-  __m256i code[2];
-  __m256i first[2];
-  __m256i second[2];
-};
-
-struct Losses {
-  __m256i loss[2];
-};
-
-// Finds losses among the 2^kLevel tables of 16 from `table` on and as many from `table` + `half`
-// on; each level chooses by one bit of the codes.
-template <uint32_t kLevel>
-[[gnu::always_inline]] inline Losses FindIn(const uint8_t* table, uint32_t half,
-                                            const Codes& codes) {
-  Losses found;
-  if constexpr (kLevel == 0) {
-    const __m256i low = LoadTable(table);
-    const __m256i high = LoadTable(table + half);
-    for (uint32_t i = 0; i < 2; ++i) {
-      found.loss[i] = _mm256_or_si256(_mm256_shuffle_epi8(low, codes.first[i]),
-                                      _mm256_shuffle_epi8(high, codes.second[i]));
-    }
-  } else {
-    const Losses low = FindIn<kLevel - 1>(table, half, codes);
-    const Losses high = FindIn<kLevel - 1>(table + (8u << kLevel), half, codes);
-    for (uint32_t i = 0; i < 2; ++i) {
-      // Moves bit kLevel + 3 of every code to bit 7.
-      const __m256i choice = _mm256_slli_epi16(codes.code[i], 4 - static_cast<int>(kLevel));
-      found.loss[i] = _mm256_blendv_epi8(low.loss[i], high.loss[i], choice);
-    }
-  }
-  return found;
-}
-
-template <uint32_t kBits>
-[[gnu::always_inline]] inline Losses Find(const uint8_t* table, const __m256i (&code)[2]) {
-  if constexpr (kBits == 4) {
-    const __m256i losses = LoadTable(table);
-    return {{_mm256_shuffle_epi8(losses, code[0]), _mm256_shuffle_epi8(losses, code[1])}};
-  } else {
-    const __m256i top = _mm256_set1_epi8(static_cast<char>(0x80));
-    Codes codes;
-    for (uint32_t i = 0; i < 2; ++i) {
-      codes.code[i] = code[i];
-      codes.first[i] = code[i];
-      if constexpr (kBits < 8) {
-        const __m256i moved = _mm256_slli_epi16(code[i], 8 - static_cast<int>(kBits));
-        codes.first[i] = _mm256_or_si256(code[i], _mm256_and_si256(moved, top));
-      }
-      codes.second[i] = _mm256_xor_si256(codes.first[i], top);
-    }
-    return FindIn<kBits - 5>(table, 1u << (kBits - 1), codes);
-  }
-}
-
 // Adds the losses of one plane (with nibbles: of its two sub-spaces) to those of a block.
 template <uint32_t kBits, bool kNibbles, bool kFirst>
 void AddPlane(const uint8_t* plane, const uint8_t* losses, uint32_t slot_count, uint8_t* block) {
   const __m256i low_nibble = _mm256_set1_epi8(15);
   const auto add = [&](const uint8_t* from, uint8_t* to) {
     const __m256i bytes[2] = {LoadBytes(from), LoadBytes(from + kGroup)};
-    Losses found;
+    BytePair found;
     if constexpr (kNibbles) {
       const __m256i low[2] = {_mm256_and_si256(bytes[0], low_nibble),
                               _mm256_and_si256(bytes[1], low_nibble)};
       const __m256i high[2] = {_mm256_and_si256(_mm256_srli_epi16(bytes[0], 4), low_nibble),
                                _mm256_and_si256(_mm256_srli_epi16(bytes[1], 4), low_nibble)};
-      found = Find<4>(losses, low);
-      const Losses other = Find<4>(losses + 16, high);
+      found = FindBytes<4>(losses, low);
+      const BytePair other = FindBytes<4>(losses + 16, high);
       for (uint32_t i = 0; i < 2; ++i) {
-        found.loss[i] = _mm256_adds_epu8(found.loss[i], other.loss[i]);
+        found.bytes[i] = _mm256_adds_epu8(found.bytes[i], other.bytes[i]);
       }
     } else {
-      found = Find<kBits>(losses, bytes);
+      found = FindBytes<kBits>(losses, bytes);
     }
     for (uint32_t i = 0; i < 2; ++i) {
       uint8_t* const at = to + i * kGroup;
-      StoreBytes(at, kFirst ? found.loss[i] : _mm256_adds_epu8(found.loss[i], LoadBytes(at)));
+      StoreBytes(at, kFirst ? found.bytes[i] : _mm256_adds_epu8(found.bytes[i], LoadBytes(at)));
     }
   };
   const uint32_t whole = slot_count / kStep * kStep;

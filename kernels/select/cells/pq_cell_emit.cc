@@ -63,15 +63,27 @@ struct EmissionCost {
 };
 
 constexpr EmissionCost kVbmiCost = {.scan_slot = 8, .page = 10000, .list = 1000, .list_slot = 500};
+// Measured over 128K and 512K tokens of two planes; sets of cells for several heads take 8 tables,
+// all others one or two (EPYC Zen 4 limited to AVX2, 2026-11-28).
+constexpr EmissionCost kAvx2Cost = {.scan_slot = 13, .page = 10000, .list = 1000, .list_slot = 500};
+constexpr EmissionCost kAvx2RowsCost = {
+    .scan_slot = 40, .page = 10000, .list = 1000, .list_slot = 500};
 constexpr EmissionCost kPlainCost = {
     .scan_slot = 80, .page = 10000, .list = 1000, .list_slot = 500};
+
+const EmissionCost& CostFor(const CellEmitTask& task) {
+  if (task.exec.level >= Level::kAvx512Vbmi) return kVbmiCost;
+  if (task.exec.level < Level::kAvx2) return kPlainCost;
+  const bool rows = task.plan.head_count > 1 && PlaneCount(task.args.geometry) == 2;
+  return rows ? kAvx2RowsCost : kAvx2Cost;
+}
 
 class CellEmission {
  public:
   explicit CellEmission(const CellEmitTask& task)
       : task_(task),
         geometry_(task.args.geometry),
-        cost_(task.exec.level >= Level::kAvx512Vbmi ? kVbmiCost : kPlainCost),
+        cost_(CostFor(task)),
         lists_may_pay_(task.args.positions.size() * cost_.list_slot <
                        uint64_t{task.plan.candidate_count} * cost_.scan_slot),
         output_{.positions = task.args.positions.data(),

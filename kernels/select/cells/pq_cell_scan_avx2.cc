@@ -130,13 +130,35 @@ struct PositionWriter {
   uint32_t written;
 
   // Appends first_position + bit for every set bit. REQUIRES: they fit.
+  //
+  // The number of bits is unpredictable, so the first positions are written without branches that
+  // depend on it.
   [[gnu::always_inline]] void Write(uint64_t mask, uint32_t first_position) {
-    for (; mask != 0; mask >>= 8, first_position += 8) {
-      const auto byte = static_cast<uint32_t>(mask & 255);
-      const __m256i base = _mm256_set1_epi32(static_cast<int>(first_position));
-      StoreWords(positions + written, capacity - written, _mm256_add_epi32(base, BitIndexes(byte)));
-      written += BitCount(byte);
+    const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
+    uint32_t* out = positions + written;
+    const bool has_room = capacity - written >= 2 * kWithoutBranch;
+    written += count;
+    if (has_room) {
+      mask = WriteLowest(mask, first_position, out);
+      if (count <= kWithoutBranch) return;
+      mask = WriteLowest(mask, first_position, out + kWithoutBranch);
+      out += 2 * kWithoutBranch;
     }
+    for (; mask != 0; mask &= mask - 1) *out++ = first_position + LowestBit(mask);
+  }
+
+ private:
+  static constexpr uint32_t kWithoutBranch = 4;
+
+  // Returns 64 if no bit is set.
+  static uint32_t LowestBit(uint64_t mask) { return static_cast<uint32_t>(_tzcnt_u64(mask)); }
+
+  // Writes kWithoutBranch positions, and returns the mask without their bits.
+  static uint64_t WriteLowest(uint64_t mask, uint32_t first_position, uint32_t* out) {
+    for (uint32_t i = 0; i < kWithoutBranch; ++i, mask &= mask - 1) {
+      out[i] = first_position + LowestBit(mask);
+    }
+    return mask;
   }
 };
 

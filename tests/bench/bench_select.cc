@@ -84,9 +84,9 @@ bool Close(std::span<const uint32_t> a, std::span<const uint32_t> b) {
   return a.size() == b.size() && shared.size() + a.size() / 1000 + 1 >= a.size();
 }
 
-void CheckSelections(const CodeArena& arena, const QueryPool& pool) {
+void CheckSelections(const CodeArena& arena, const QueryPool& pool, kernels::Exec exec = {}) {
   const PqGeometry& geometry = arena.geometry();
-  Selector selector(geometry, kGroup, arena.token_count());
+  Selector selector(geometry, kGroup, arena.token_count(), exec);
   Selector reference(geometry, kGroup, arena.token_count(), {kernels::Level::kReference});
   NaiveSelect naive;
   for (const uint32_t k : {1u, kSmallK, arena.token_count() / 10}) {
@@ -121,11 +121,11 @@ std::vector<FaissPeer> FaissIndexes(FaissKind kind, const CodeArena& arena, cons
 
 // Entries that several figures share.
 struct Entries {
-  Entries(const CodeArena& arena_in, const QueryPool& pool_in, int threads)
+  Entries(const CodeArena& arena_in, const QueryPool& pool_in, int threads, kernels::Exec exec = {})
       : arena(arena_in), pool(pool_in), rounds(threads) {
     for (int i = 0; i < threads; ++i) {
       selectors.push_back(
-          std::make_unique<Selector>(arena.geometry(), kGroup, arena.token_count()));
+          std::make_unique<Selector>(arena.geometry(), kGroup, arena.token_count(), exec));
       naives.emplace_back();
       plain.emplace_back(kTenth);
     }
@@ -328,6 +328,75 @@ void BenchM4B4(Report& report) {
   }
 }
 
+constexpr kernels::Exec kAvx2{kernels::Level::kAvx2};
+constexpr char kRead[] = "plain read of the code planes; our code limited to AVX2";
+
+// A selection of k tokens beside a plain read, as a share of the read's speed.
+struct ShareOfRead {
+  const char* name;
+  uint32_t group;
+  uint32_t k;
+  double goal;
+};
+
+void BenchSharesAtAvx2(const PqGeometry& geometry, std::span<const ShareOfRead> figures,
+                       uint64_t seed, Report& report) {
+  const CodeArena arena(geometry, ArenaHeads(geometry, kTokens), kTokens, seed);
+  const QueryPool pool(geometry, kGroup, seed + 1);
+  CheckSelections(arena, pool, kAvx2);
+  Entries entries(arena, pool, 1, kAvx2);
+  const size_t read = entries.AddRead();
+  std::vector<size_t> selections;
+  for (const ShareOfRead& figure : figures) {
+    selections.push_back(entries.AddSelect(figure.name, figure.group, figure.k, 64));
+  }
+  entries.rounds.Run(report.rounds());
+  for (size_t i = 0; i < figures.size(); ++i) {
+    report.Add({figures[i].name, "x", kRead, Better::kHigher, figures[i].goal},
+               entries.rounds.Speedup(selections[i], read));
+  }
+}
+
+void BenchFastScanAtAvx2(Report& report) {
+  const Figure scan{
+      "scan_m4b4_vs_faiss_fastscan_avx2", "x",
+      std::string("faiss IndexPQFastScan, k = 1 (") + kGenericFaiss + "); our code limited to AVX2",
+      Better::kHigher, 1.2};
+  if (!HasFaiss()) return report.AddAbsent(scan, "not installed");
+  const CodeArena arena(kM4B4, ArenaHeads(kM4B4, kTokens), kTokens, 8);
+  const QueryPool pool(kM4B4, kGroup, 9);
+  CheckSelections(arena, pool, kAvx2);
+  const std::vector<FaissPeer> peers = FaissIndexes(FaissKind::kPqFastScan, arena, pool);
+  Entries entries(arena, pool, 1, kAvx2);
+  const size_t best = entries.AddBuildAndSelect("build tables, select m4b4, k = 1", 1, 1, 128);
+  const size_t faiss = entries.AddFaiss("faiss IndexPQFastScan, k = 1", peers, 16);
+  entries.rounds.Run(report.rounds());
+  report.Add(scan, entries.rounds.Speedup(best, faiss));
+}
+
+// What machines without AVX-512 reach, measured on all that have AVX2. One thread.
+void BenchAvx2(Report& report) {
+  constexpr ShareOfRead kM2B6Figures[] = {
+      {"select_m2b6_single_vs_read_avx2", 1, kTenth, 0.25},
+      {"select_m2b6_single_1024_vs_read_avx2", 1, kSmallK, 0.45}};
+  constexpr ShareOfRead kM4B8Figures[] = {
+      {"select_m4b8_single_vs_read_avx2", 1, kTenth, 0.12},
+      {"select_m4b8_single_1024_vs_read_avx2", 1, kSmallK, 0.14},
+      {"select_m4b8_group4_vs_read_avx2", kGroup, kTenth, 0.045},
+      {"select_m4b8_group4_1024_vs_read_avx2", kGroup, kSmallK, 0.06}};
+  if (kernels::BestLevel() < kernels::Level::kAvx2) {
+    for (const auto& figures : {std::span<const ShareOfRead>(kM2B6Figures), {kM4B8Figures}}) {
+      for (const ShareOfRead& figure : figures) {
+        report.AddAbsent({figure.name, "x", kRead, Better::kHigher, figure.goal}, "no AVX2");
+      }
+    }
+    return;
+  }
+  BenchSharesAtAvx2(kM2B6, kM2B6Figures, 1, report);
+  BenchSharesAtAvx2(kM4B8, kM4B8Figures, 6, report);
+  BenchFastScanAtAvx2(report);
+}
+
 }  // namespace
 }  // namespace pqcached::bench
 
@@ -338,5 +407,6 @@ int main(int argc, char** argv) {
   BenchLengths(report);
   BenchM4B8(report);
   BenchM4B4(report);
+  BenchAvx2(report);
   return report.Finish();
 }

@@ -1,5 +1,5 @@
-// Scores of a group of heads, token by token, written once for all instruction sets of x86. One load
-// reads the entries of all heads for one code; for tables of 256 entries this is faster than
+// Scores of a group of heads, token by token, written once for all instruction sets of x86. One
+// load reads the entries of all heads for one code; for tables of 256 entries this is faster than
 // register permutes head by head.
 //
 // The parameter `Machine` has, for one instruction set, Lanes16 (with the members of Lanes8) and

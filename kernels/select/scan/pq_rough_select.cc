@@ -188,8 +188,8 @@ class RoughSelection {
     }
   }
 
-  // Computes a score that about `share` * k tokens reach unless the sample is far off. Returns false
-  // when most tokens reach it.
+  // Computes a score that about `share` * k tokens reach unless the sample is far off. Returns
+  // false when most tokens reach it.
   bool FindLeast(float share, float& least) {
     ScoreSample();
     const uint32_t sampled = sampled_;

@@ -174,7 +174,7 @@ TEST_F(CtlTest, ShowsIndexTypesWithTheirParameters) {
   const Outcome shown = Run({"index-types"});
   EXPECT_EQ(shown.exit_code, 0);
   EXPECT_NE(shown.output.find("pq: Product quantization of keys"), std::string::npos);
-  EXPECT_NE(shown.output.find("subspaces  4        1 to 128           m, the number"),
+  EXPECT_NE(shown.output.find("subspaces  4        1 to 128                     m, the number"),
             std::string::npos)
       << shown.output;
   EXPECT_NE(shown.output.find("pairs, contiguous"), std::string::npos);

@@ -548,7 +548,13 @@ void CrashWorld::DropAll() {
   // Memory that earlier processes used may be in quarantine; all other memory is free.
   const RecoveryReport report = store_->Recovery();
   const size_t earlier_bytes = report.bytes + report.quarantined_bytes;
-  if (const size_t used_bytes = UsedBytes(); used_bytes > earlier_bytes) {
+  size_t used_bytes = UsedBytes();
+  // A thread that computes checksums, or the like, may still read what was dropped.
+  for (int i = 0; i < 1000 && used_bytes > earlier_bytes; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+    used_bytes = UsedBytes();
+  }
+  if (used_bytes > earlier_bytes) {
     model_.leaked_extents += (used_bytes - earlier_bytes) / kMinExtentBytes;
     Fault("extents have leaked");
   }

@@ -124,8 +124,7 @@ grpc::Status RpcRemote::TakeAnswer(const FetchView& fetch, kvstore::TokenRange t
       answer->Swap(&call->response);
       return call->status;
     });
-    // Nothing is written before the first answer, so the caller may as well repeat the call.
-    if (retry_ms == kNoRetry || is_first || Remaining(deadline) <= pause) return status;
+    if (retry_ms == kNoRetry || Remaining(deadline) <= pause) return status;
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }

@@ -30,6 +30,14 @@ class FreedExtentCounter {
     ReleaseIndexes(entry);
   }
 
+  void ReleaseSamples(const SegmentList& list) {
+    for (const auto& samples : list.samples) {
+      if (samples == nullptr || !IsLast(samples.get(), samples.use_count())) continue;
+      const auto& extent = samples->extent();
+      if (IsLast(extent.get(), extent.use_count())) extents_->push_back(extent->units());
+    }
+  }
+
  private:
   void ReleaseIndexes(const SegmentEntry& entry) {
     for (const auto& index : entry.indexes) {
@@ -126,6 +134,9 @@ std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const St
     releaser.Collect(cut.victim.extents);
     const auto& segments = snapshots[cut.victim.candidate]->list->segments;
     for (size_t i = cut.segment_begin; i < cut.segment_end; ++i) releaser.Release(segments[i]);
+    if (cut.segment_begin == 0) {
+      releaser.ReleaseSamples(*snapshots[cut.victim.candidate]->list);
+    }
     victims.push_back(std::move(cut.victim));
   }
   return victims;

@@ -61,7 +61,6 @@ absl::Status Build::Allocate() {
                                                   first_generation + generation);
       unit->results.resize(size_t{shape.kv_heads} * head_tasks_);
       unit->tasks_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
-      unit->prepared = std::make_unique<std::once_flag[]>(shape.kv_heads);
       unit->heads_left = shape.kv_heads;
       for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
         unit->tasks_left[kv_head] = head_tasks_;
@@ -179,6 +178,7 @@ absl::Status Build::Run() {
   }
   ChooseIterations();
   MeasureCosts();
+  PrepareHeads();
   tasks_left_ = static_cast<uint32_t>(tasks_.size());
   cache_.compute.building.parallel_for().run(
       static_cast<uint32_t>(tasks_.size()),
@@ -211,26 +211,51 @@ std::vector<SegmentTokens> Build::TokensOf(const Unit& unit) const {
   return tokens;
 }
 
-TrainingResult Build::TrainTask(const Task& task) {
+void Build::PrepareHeads() {
+  cache_.compute.building.parallel_for().run(
+      static_cast<uint32_t>(tasks_.size()), [this](uint32_t number, uint32_t) {
+        const Task& task = tasks_[number];
+        const StoredLayers::Layer& stored = layer(*task.unit);
+        if (task.number != 0 || !type_.NeedsSamples(spec_.index, stored.shape.key_dim) ||
+            Stopped()) {
+          return;
+        }
+        PrepareHead(cache_, ArgsOf(task, TrainingRows(stored, task.kv_head, TokensOf(*task.unit),
+                                                      spec_.sink_tokens)));
+      });
+}
+
+TrainingArgs Build::ArgsOf(const Task& task, std::span<const kernels::RowSpan> rows) {
   const Unit& unit = *task.unit;
   const StoredLayers::Layer& stored = layer(unit);
-  const std::vector<kernels::RowSpan> rows =
-      TrainingRows(stored, task.kv_head, TokensOf(unit), spec_.sink_tokens);
   const uint64_t head_seed =
       MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.codebook_generation), task.kv_head);
   const auto samples = base_->list->SamplesOf(unit.layer_slot);
-  TrainingArgs args{.shape = stored.shape,
-                    .kv_head = task.kv_head,
-                    .task = task.number,
-                    .rows = rows,
-                    .sample_tokens = spec_.train_tokens,
-                    .iterations = unit.iterations,
-                    .seed = head_seed,
-                    .samples = samples == nullptr ? SampledQueries()
-                                                  : samples->OfHead(stored.shape, task.kv_head),
-                    .keep_going = [this] { return !Stopped(); },
-                    .codebook = &unit.codebook->header()};
-  std::call_once(unit.prepared[task.kv_head], [&] { PrepareHead(cache_, args); });
+  // Without samples, the index that is replaced has what they determined.
+  const CodebookHeader* first = nullptr;
+  if (samples == nullptr && replaces_ && type_.NeedsSamples(spec_.index, stored.shape.key_dim)) {
+    const SegmentEntry& entry = base_->list->segments.front();
+    first = &entry.indexes[base_->list->Find(spec_.index)]->codebook(unit.layer_slot)->header();
+  }
+  return {.shape = stored.shape,
+          .kv_head = task.kv_head,
+          .task = task.number,
+          .rows = rows,
+          .sample_tokens = spec_.train_tokens,
+          .iterations = unit.iterations,
+          .seed = head_seed,
+          .first = first,
+          .samples =
+              samples == nullptr ? SampledQueries() : samples->OfHead(stored.shape, task.kv_head),
+          .keep_going = [this] { return !Stopped(); },
+          .codebook = &unit.codebook->header()};
+}
+
+TrainingResult Build::TrainTask(const Task& task) {
+  const Unit& unit = *task.unit;
+  const std::vector<kernels::RowSpan> rows =
+      TrainingRows(layer(unit), task.kv_head, TokensOf(unit), spec_.sink_tokens);
+  TrainingArgs args = ArgsOf(task, rows);
   if (costs_.empty()) return Train(cache_, args);
   // The task gets its share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];

@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -61,7 +60,6 @@ class Build {
     std::shared_ptr<Codebook> codebook;
     std::vector<TrainingResult> results;                  // [kv_heads, training tasks]
     std::unique_ptr<std::atomic<uint32_t>[]> tasks_left;  // [kv_heads]
-    std::unique_ptr<std::once_flag[]> prepared;           // [kv_heads]; PrepareHead was called
     std::atomic<uint32_t> heads_left = 0;
   };
   struct Task {
@@ -96,6 +94,9 @@ class Build {
   bool Stopped();
   absl::Status StopStatus() const;
   void RunTask(const Task& task);
+  TrainingArgs ArgsOf(const Task& task, std::span<const kernels::RowSpan> rows);
+  // Makes what the tasks of each kv head have in common.
+  void PrepareHeads();
   TrainingResult TrainTask(const Task& task);
   void EncodeHead(const Unit& unit, uint32_t kv_head);
   void FinishUnit(Unit& unit);

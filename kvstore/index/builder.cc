@@ -166,7 +166,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     return finished;
   }
   RETURN_IF_ERROR(CheckSequence(cache, *base, spec));
-  RETURN_IF_ERROR(CheckSamples(cache, *base, spec.index, /*has_first=*/false, "index"));
+  RETURN_IF_ERROR(CheckSamples(cache, *base, spec.index, replaces, "index"));
   std::optional<Rebuilding> rebuilding;
   if (replaces) {
     rebuilding.emplace(*sequence);

@@ -26,7 +26,7 @@ namespace {
 constexpr uint32_t kRows = 8192;    // a prefill segment: exceeds the first cache levels
 constexpr int kRepeats = 3;         // the minimum is used, because disturbances only add time
 constexpr double kLeastStep = 0.1;  // share of a training that its iterations take at least
-constexpr char kHeading[] = "pqcached build costs 1";
+constexpr char kHeading[] = "pqcached build costs 2";
 
 struct AlignedDelete {
   void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{64}); }
@@ -223,14 +223,14 @@ void CostModel::Load() {
   if (!std::getline(in, machine) || machine != MachineKey(exec_)) return;
   for (std::string line; std::getline(in, line);) {
     std::istringstream fields(line);
-    uint32_t dtype, key_dim, row_bytes, subspaces, bits;
+    Kind kind;
     BuildCost cost;
-    if (!(fields >> dtype >> key_dim >> row_bytes >> subspaces >> bits >> cost.load >> cost.step >>
-          cost.code)) {
+    for (uint32_t& number : kind) fields >> number;
+    if (!(fields >> cost.load >> cost.step >> cost.code)) {
       continue;
     }
     if (!IsCost(cost.load) || !IsCost(cost.step) || !IsCost(cost.code)) continue;
-    costs_[{dtype, key_dim, row_bytes, subspaces, bits}] = cost;
+    costs_[kind] = cost;
   }
 }
 
@@ -238,16 +238,19 @@ std::string CostModel::Text() const {
   std::ostringstream out;
   out << kHeading << "\n" << MachineKey(exec_) << "\n";
   for (const auto& [kind, cost] : costs_) {
-    const auto& [dtype, key_dim, row_bytes, subspaces, bits] = kind;
-    out << dtype << " " << key_dim << " " << row_bytes << " " << subspaces << " " << bits << " "
-        << cost.load << " " << cost.step << " " << cost.code << "\n";
+    for (const uint32_t number : kind) out << number << " ";
+    out << cost.load << " " << cost.step << " " << cost.code << "\n";
   }
   return out.str();
 }
 
 BuildCost CostModel::Measured(const LayerShape& shape, const IndexDescriptor& index) {
-  const Kind kind{static_cast<uint32_t>(shape.dtype), shape.key_dim, shape.row_bytes,
-                  index.subspace_count, index.bits};
+  const Kind kind{static_cast<uint32_t>(shape.dtype),
+                  shape.key_dim,
+                  shape.row_bytes,
+                  index.subspace_count,
+                  index.bits,
+                  static_cast<uint32_t>(index.layout)};
   {
     const MutexLock lock(&mutex_);
     Load();

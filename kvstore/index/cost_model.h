@@ -11,10 +11,10 @@
 #ifndef PQCACHED_KVSTORE_INDEX_COST_MODEL_H_
 #define PQCACHED_KVSTORE_INDEX_COST_MODEL_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
-#include <tuple>
 
 #include "kernels/base/exec.h"
 #include "kvstore/mutex.h"
@@ -60,7 +60,7 @@ class CostModel {
 
  private:
   // dtype, key_dim, row_bytes, m, b
-  using Kind = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>;
+  using Kind = std::array<uint32_t, 6>;
 
   void Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string Text() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -114,7 +114,7 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
   const BuiltIndexType& type = BuiltTypeOf(training.index);
   const uint32_t tasks = type.TrainingTasks(training.index);
   std::vector<TrainingResult> results(size_t{layer.shape.kv_heads} * tasks);
-  if (type.NeedsSamples(training.index)) {
+  if (type.NeedsSamples(training.index, layer.shape.key_dim)) {
     cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head,
                                                                         uint32_t) {
       const auto rows = TrainingRows(layer, kv_head, training.segments, training.sink_tokens);
@@ -195,11 +195,13 @@ absl::Status CheckNeedsBuild(const IndexDescriptor& index, std::string_view fiel
 
 absl::Status CheckSamples(const Cache& cache, const Snapshot& snapshot,
                           const IndexDescriptor& index, bool has_first, std::string_view field) {
-  if (!BuiltTypeOf(index).NeedsSamples(index)) return absl::OkStatus();
+  const BuiltIndexType& type = BuiltTypeOf(index);
   const SegmentList& list = *snapshot.list;
   const size_t ordinal = list.Find(index);
   for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
-    if (!cache.layers.layers[slot].shape.has_index() || list.SamplesOf(slot) != nullptr) continue;
+    const LayerShape& shape = cache.layers.layers[slot].shape;
+    if (!shape.has_index() || list.SamplesOf(slot) != nullptr) continue;
+    if (!type.NeedsSamples(index, shape.key_dim)) continue;
     const bool has_codes = has_first && ordinal < list.indexes.size() && !list.segments.empty() &&
                            list.segments.front().indexes[ordinal] != nullptr &&
                            list.segments.front().indexes[ordinal]->ready(slot);

@@ -308,6 +308,8 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
     }
     if (IsFinished(list, spec.index)) return absl::OkStatus();
     RETURN_IF_ERROR(StatusOf(sequence_id));
+    // A truncation may have removed them.
+    RETURN_IF_ERROR(CheckSamples(cache, *snapshot, spec.index, /*has_first=*/true, "index"));
     if (spec.is_cancelled && spec.is_cancelled()) return Cancelled("the build was cancelled");
     if (SteadyTime::Now() >= spec.deadline) {
       return DeadlineExceeded("", "the deadline passed before every layer was indexed");

@@ -36,8 +36,14 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
       sequence_(std::move(sequence)),
       spec_(spec),
       sample_tokens_(spec.train_tokens > 0 ? spec.train_tokens : cache_->segmenting.train_tokens),
-      needs_samples_(IsBuilt(spec.index) && BuiltTypeOf(spec.index).NeedsSamples(spec.index)),
-      layers_(cache_->layers.size()) {}
+      needs_samples_(cache_->layers.size()),
+      layers_(cache_->layers.size()) {
+  for (uint32_t slot = 0; slot < layers_.size() && IsBuilt(spec.index); ++slot) {
+    needs_samples_[slot] =
+        HasIndex(slot) &&
+        BuiltTypeOf(spec.index).NeedsSamples(spec.index, cache_->layers.layers[slot].shape.key_dim);
+  }
+}
 
 absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
   ASSIGN_OR_RETURN(auto snapshot, sequence_->Peek());
@@ -55,11 +61,23 @@ absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<boo
   return worked;
 }
 
+// Adopts the codebooks of a segment whose samples may be lost: layers without one could train none.
+void LiveSequence::AdoptMaps(const SegmentIndex& index, uint32_t first_position) {
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    LayerState& state = layers_[slot];
+    if (!needs_samples_[slot] || state.codebook != nullptr || !index.ready(slot)) continue;
+    state.codebook = index.codebook(slot);
+    state.generation_begin = first_position;
+    next_generation_ = std::max(next_generation_, state.codebook->header().codebook_generation + 1);
+  }
+}
+
 // Adopts the codes of segments that the sequence shares with another one.
 void LiveSequence::Begin(const Snapshot& snapshot) {
   begun_ = true;
   for (const SegmentEntry& entry : snapshot.list->segments) {
     const SegmentIndex* index = IndexOf(entry);
+    if (index != nullptr) AdoptMaps(*index, entry.rows->first_position());
     if (index == nullptr || !entry.closed) break;
     for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
       LayerState& state = layers_[slot];
@@ -78,7 +96,7 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
 }
 
 bool LiveSequence::CanTrain(const Snapshot& snapshot, uint32_t layer_slot) const {
-  return layers_[layer_slot].codebook != nullptr || !needs_samples_ ||
+  return layers_[layer_slot].codebook != nullptr || !needs_samples_[layer_slot] ||
          snapshot.list->SamplesOf(layer_slot) != nullptr;
 }
 
@@ -268,7 +286,9 @@ LiveSequence::Place LiveSequence::AheadPlace(const Snapshot& snapshot, uint32_t 
 
 absl::StatusOr<bool> LiveSequence::TrainAhead(const Snapshot& snapshot) {
   // More samples may follow, on which the first codebook depends.
-  if (needs_samples_) return false;
+  if (std::find(needs_samples_.begin(), needs_samples_.end(), true) != needs_samples_.end()) {
+    return false;
+  }
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const Place place = AheadPlace(snapshot, slot);
     if (place.entry == nullptr) continue;

@@ -97,6 +97,7 @@ class LiveSequence {
   };
 
   void Begin(const Snapshot& snapshot);
+  void AdoptMaps(const SegmentIndex& index, uint32_t first_position);
   // Returns the lowest (segment, layer) that is due: with `coded`, one that has codes; otherwise
   // one that has none.
   Place FindNext(const Snapshot& snapshot, bool coded);
@@ -140,7 +141,7 @@ class LiveSequence {
   const std::shared_ptr<Sequence> sequence_;
   const LiveIndex spec_;
   const uint32_t sample_tokens_;
-  const bool needs_samples_;  // of queries, for the first codebook of a layer
+  std::vector<bool> needs_samples_;  // per layer slot: of queries, for its first codebook
   std::function<bool()> go_on_;
   bool begun_ = false;
   uint32_t next_generation_ = 0;

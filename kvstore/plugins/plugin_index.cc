@@ -123,11 +123,8 @@ uint32_t LoadPluginSample(const kernels::Exec& exec, const TrainingArgs& args, u
   return loaded;
 }
 
-// Returns the gap of the queries that are loaded: every `step`-th.
 uint32_t QueryStep(const SampledQueries& samples) {
-  const uint64_t queries = uint64_t{samples.position_count} * samples.queries_per_position;
-  constexpr uint64_t kMost = PQCACHED_INDEX_PLUGIN_TRAIN_QUERIES;
-  return static_cast<uint32_t>(std::max<uint64_t>(1, (queries + kMost - 1) / kMost));
+  return static_cast<uint32_t>(SampleGap(samples, PQCACHED_INDEX_PLUGIN_TRAIN_QUERIES));
 }
 
 // Loads every `step`-th query. Returns their number.
@@ -361,10 +358,9 @@ bool PluginIndex::IsTrainedOnQueries(const pqcached_index_plugin_shape& shape) c
   return plugin_.needs_queries(&shape) != 0;
 }
 
-bool PluginIndex::NeedsSamples(const IndexDescriptor& index) const {
+bool PluginIndex::NeedsSamples(const IndexDescriptor& index, uint32_t key_dim) const {
   const PluginValues values(index);
-  // The answer depends on parameters; no layer of another dimension gets another one.
-  return IsTrainedOnQueries(values.ShapeOf(kMinHeadDim));
+  return IsTrainedOnQueries(values.ShapeOf(key_dim));
 }
 
 size_t PluginIndex::TrainScratchBytes(const kernels::Exec&, const TrainingArgs& args) const {

@@ -91,7 +91,7 @@ class PluginIndex final : public BuiltIndexType {
                         uint32_t slot_capacity) const override;
 
   // Builds.
-  bool NeedsSamples(const IndexDescriptor& index) const override;
+  bool NeedsSamples(const IndexDescriptor& index, uint32_t key_dim) const override;
   uint32_t TrainingTasks(const IndexDescriptor&) const override { return 1; }
   size_t TrainScratchBytes(const kernels::Exec& exec, const TrainingArgs& args) const override;
   TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args,

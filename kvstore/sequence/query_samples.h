@@ -48,6 +48,8 @@ class QuerySamples {
   const std::vector<uint32_t>& positions() const { return positions_; }
   std::byte* data() const { return extent_->data(); }
   size_t used_bytes() const { return extent_->size_bytes(); }
+  // Returns the memory, which samples of several lists may share.
+  const std::shared_ptr<const Extent>& extent() const { return extent_; }
   // Returns the queries of the query heads of one kv head.
   SampledQueries OfHead(const LayerShape& shape, uint32_t kv_head) const;
 

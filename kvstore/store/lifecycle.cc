@@ -184,6 +184,11 @@ absl::StatusOr<NamedTokens::Shared> Lifecycle::ShareRetainable(const StoredSeque
   ASSIGN_OR_RETURN(auto shared,
                    stored.names->Share(static_cast<uint32_t>(keys.size() * kPrefixStepTokens),
                                        /*partial_indexes=*/false));
+  if (!shared.snapshot->list->samples.empty()) {  // its index needs them no longer
+    SegmentList list = *shared.snapshot->list;
+    list.samples.clear();
+    shared.snapshot = CompleteSnapshot(std::move(list), shared.snapshot->layer_tokens);
+  }
   const SegmentEntry& last = shared.snapshot->list->segments.back();
   const uint32_t used_slots = last.token_end - last.rows->first_position();
   if (last.rows.get() != newest->list->tail() || 4 * used_slots > 3 * last.rows->slot_capacity() ||

@@ -180,7 +180,7 @@ absl::Status IngestRows::TakeHeader(const Caller& caller, const v1::IngestHeader
 absl::Status IngestRows::TakeChunk(const Caller& caller, const IngestMessage& message) {
   const v1::IngestChunk& chunk = message.request().chunk();
   if (transaction_ == nullptr) return InvalidArgument("header", "must come first");
-  RETURN_IF_ERROR(TakeSamples(chunk));
+  RETURN_IF_ERROR(TakeSamples(caller, chunk));
   if (!chunk.has_rows() && chunk.query_samples_size() > 0) return absl::OkStatus();
   if (!chunk.has_rows()) return InvalidArgument("chunk.rows", "missing");
   StagingClaims claims(store_, caller.session.id);  // released when the rows are copied
@@ -188,9 +188,16 @@ absl::Status IngestRows::TakeChunk(const Caller& caller, const IngestMessage& me
   return PrefixField("chunk", transaction_->Write(chunk.first_position(), rows));
 }
 
-absl::Status IngestRows::TakeSamples(const v1::IngestChunk& chunk) {
+absl::Status IngestRows::TakeSamples(const Caller& caller, const v1::IngestChunk& chunk) {
+  // Each layer once: its samples are merged with those that it has, which may be many bytes.
+  absl::flat_hash_set<uint32_t> seen;
   for (int i = 0; i < chunk.query_samples_size(); ++i) {
+    RETURN_IF_ERROR(caller.Check());
     const std::string field = absl::StrCat("chunk.query_samples[", i, "]");
+    if (!seen.insert(chunk.query_samples(i).layer()).second) {
+      return InvalidArgument(field + ".layer",
+                             absl::StrCat(chunk.query_samples(i).layer(), " is listed twice"));
+    }
     ASSIGN_OR_RETURN(const kvstore::LayerSamples samples,
                      LayerSamplesOf(chunk.query_samples(i), field, max_message_bytes_));
     if (absl::Status status = transaction_->AddSamples(samples); !status.ok()) {

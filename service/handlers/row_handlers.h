@@ -35,7 +35,7 @@ class IngestRows {
 
  private:
   absl::Status TakeHeader(const Caller& caller, const v1::IngestHeader& header);
-  absl::Status TakeSamples(const v1::IngestChunk& chunk);
+  absl::Status TakeSamples(const Caller& caller, const v1::IngestChunk& chunk);
   absl::Status TakeChunk(const Caller& caller, const IngestMessage& message);
 
   kvstore::Store& store_;

@@ -82,8 +82,9 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
     const absl::Status done = work(running);
     if (!done.ok() || !answer_bytes) return done;
     const size_t bytes = answer_bytes();
-    const absl::Status taken = unread_.Take(begun->session.tenant, bytes);
-    if (taken.ok()) reactor->Owe(begun->session.tenant, bytes);
+    bool is_crowded = false;
+    const absl::Status taken = unread_.Take(begun->session.tenant, bytes, &is_crowded);
+    if (taken.ok()) reactor->Owe(begun->session.tenant, bytes, is_crowded);
     return taken;
   };
   const auto carry_out = [this, reactor, begun, counted] {

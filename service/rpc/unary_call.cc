@@ -15,7 +15,8 @@ constexpr size_t kTimedBytes = size_t{64} << 10;
 
 }  // namespace
 
-absl::Status UnreadAnswers::Take(const std::string& tenant, size_t bytes) {
+absl::Status UnreadAnswers::Take(const std::string& tenant, size_t bytes, bool* is_crowded) {
+  *is_crowded = false;
   if (bytes == 0) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   const auto found = bytes_.find(tenant);
@@ -28,6 +29,7 @@ absl::Status UnreadAnswers::Take(const std::string& tenant, size_t bytes) {
         kRetryQueue);
   }
   bytes_[tenant] = held + bytes;
+  *is_crowded = held + bytes > most_bytes_ / 2;
   return absl::OkStatus();
 }
 
@@ -51,13 +53,14 @@ UnaryCall::UnaryCall(grpc::CallbackServerContext* context, Alarms& alarms, Unrea
   state_->context = context;
 }
 
-void UnaryCall::Owe(std::string tenant, size_t bytes) {
+void UnaryCall::Owe(std::string tenant, size_t bytes, bool is_crowded) {
+  is_crowded_ = is_crowded;
   tenant_ = std::move(tenant);
   bytes_ = bytes;
 }
 
 void UnaryCall::FinishWithin(absl::Duration max_unread, const absl::Status& status) {
-  if (bytes_ >= kTimedBytes) {
+  if (bytes_ >= kTimedBytes || is_crowded_) {
     alarm_.Set(kvstore::SteadyTime::Now() + max_unread, [state = state_] {
       absl::MutexLock lock(&state->mutex);
       if (state->context != nullptr) state->context->TryCancel();

@@ -25,8 +25,9 @@ class UnreadAnswers {
   // `most_bytes`: of one tenant, which may have one answer of any size.
   explicit UnreadAnswers(size_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Counts an answer. Errors: kResourceExhausted (max_message_bytes).
-  absl::Status Take(const std::string& tenant, size_t bytes);
+  // Counts an answer. Sets *is_crowded if more than half of the limit is taken then. Errors:
+  // kResourceExhausted (max_message_bytes).
+  absl::Status Take(const std::string& tenant, size_t bytes, bool* is_crowded);
   void Give(const std::string& tenant, size_t bytes);
   size_t BytesOf(const std::string& tenant) const;
 
@@ -37,13 +38,13 @@ class UnreadAnswers {
 };
 
 // A unary call, which gRPC destroys by OnDone. It is cancelled when its client does not read a
-// large answer in time.
+// answer in time that is large, or one of many.
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(grpc::CallbackServerContext* context, Alarms& alarms, UnreadAnswers& unread);
 
   // Says that the answer was counted for a tenant (UnreadAnswers::Take), before FinishWithin.
-  void Owe(std::string tenant, size_t bytes);
+  void Owe(std::string tenant, size_t bytes, bool is_crowded);
   // Finishes the call. `max_unread`: the longest time until the answer is read.
   void FinishWithin(absl::Duration max_unread, const absl::Status& status);
 
@@ -59,6 +60,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   UnreadAnswers& unread_;
   std::string tenant_;
   size_t bytes_ = 0;
+  bool is_crowded_ = false;
   const std::shared_ptr<Unread> state_;
   Alarm alarm_;
 };

@@ -12,9 +12,11 @@
 #ifndef PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPE_H_
 #define PQCACHED_KVSTORE_READ_INDEXES_INDEX_TYPE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,6 +74,15 @@ struct SampledQueries {
   uint32_t position_count = 0;        // 0: there are none
   uint32_t queries_per_position = 0;  // one behind the other
 };
+
+// Returns the gap of at most `most` queries that represent all of them: every gap-th, counted over
+// positions and then heads, so that all heads occur.
+inline uint64_t SampleGap(const SampledQueries& samples, uint64_t most) {
+  const uint64_t queries = uint64_t{samples.position_count} * samples.queries_per_position;
+  uint64_t gap = std::max<uint64_t>(1, (queries + most - 1) / most);
+  while (gap > 1 && std::gcd<uint64_t>(gap, samples.queries_per_position) != 1) ++gap;
+  return gap;
+}
 
 // One task of a training; the tasks of a kv head are independent of each other.
 struct TrainingArgs {
@@ -184,8 +195,9 @@ class BuiltIndexType : public IndexType {
   // Builds.
 
   // Returns whether the first codebook of a layer needs query samples. Later ones have `first`.
-  virtual bool NeedsSamples(const IndexDescriptor& index) const {
+  virtual bool NeedsSamples(const IndexDescriptor& index, uint32_t key_dim) const {
     static_cast<void>(index);
+    static_cast<void>(key_dim);
     return false;
   }
   // Writes the parts of a codebook that all tasks of a kv head use, before they begin; `args.task`

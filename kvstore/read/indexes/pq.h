@@ -56,7 +56,9 @@ class PqIndex final : public BuiltIndexType {
                  uint32_t first_slot, IndexDataHeader* to) const override;
 
   // Training and coding (pq_training.cc, pq_weighting.cc).
-  bool NeedsSamples(const IndexDescriptor& index) const override { return IsWeighted(index); }
+  bool NeedsSamples(const IndexDescriptor& index, uint32_t) const override {
+    return IsWeighted(index);
+  }
   size_t PrepareScratchBytes(const TrainingArgs& args) const override;
   void PrepareTraining(const TrainingArgs& args, std::span<std::byte> scratch) const override;
   uint32_t TrainingTasks(const IndexDescriptor& index) const override;

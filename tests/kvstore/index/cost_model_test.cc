@@ -76,8 +76,8 @@ class CostFile : public ::testing::Test {
   void Write(const std::string& text) const { std::ofstream(file_) << text; }
   // A file that holds these costs for kShape and kIndex.
   std::string Text(const std::string& machine, const std::string& costs) const {
-    return "pqcached build costs 1\n" + machine + "\n" +
-           std::to_string(static_cast<uint32_t>(kShape.dtype)) + " 32 128 2 4 " + costs + "\n";
+    return "pqcached build costs 2\n" + machine + "\n" +
+           std::to_string(static_cast<uint32_t>(kShape.dtype)) + " 32 128 2 4 0 " + costs + "\n";
   }
   BuildCost Measured() { return CostModel(exec_, file_).Measured(kShape, kIndex); }
 
@@ -93,7 +93,7 @@ TEST_F(CostFile, WhatWasMeasuredIsKeptWithTheMachine) {
   EXPECT_GT(cost.step, 0);
   EXPECT_GT(cost.code, 0);
   const std::string text = Read();
-  EXPECT_EQ(text.find("pqcached build costs 1\n" + machine_ + "\n"), 0u) << text;
+  EXPECT_EQ(text.find("pqcached build costs 2\n" + machine_ + "\n"), 0u) << text;
   const BuildCost again = Measured();  // of the next process; written with six digits
   EXPECT_NEAR(again.load, cost.load, 1e-5 * cost.load);
   EXPECT_NEAR(again.step, cost.step, 1e-5 * cost.step);
@@ -110,6 +110,9 @@ TEST_F(CostFile, KnownCostsAreNotMeasuredAgain) {
   EXPECT_EQ(cost.load, 0.25);
   EXPECT_EQ(cost.step, 0.125);
   EXPECT_EQ(cost.code, 0.0625);
+  IndexDescriptor weighted = kIndex;  // another layout takes other times
+  weighted.layout = SubspaceLayout::kWeighted;
+  EXPECT_LT(CostModel(exec_, file_).Measured(kShape, weighted).load, 0.25);
 }
 
 TEST_F(CostFile, OfAnotherMachineOrVersionIsMeasuredAnewAndReplaced) {
@@ -118,7 +121,7 @@ TEST_F(CostFile, OfAnotherMachineOrVersionIsMeasuredAnewAndReplaced) {
         "pqcached build costs 0\n" + Text(machine_, "0.25 0.125 0.0625"), std::string()}) {
     Write(text);
     EXPECT_LT(Measured().load, 0.25);
-    EXPECT_EQ(Read().find("pqcached build costs 1\n" + machine_ + "\n"), 0u);
+    EXPECT_EQ(Read().find("pqcached build costs 2\n" + machine_ + "\n"), 0u);
   }
 }
 

@@ -257,7 +257,69 @@ TEST(WeightedIndex, LaterGenerationsNeedNoSamples) {
   }
   const absl::Status rebuilt =
       store->BuildIndex(kTenant, id, {.index = index, .rebuild = true}, {});
-  EXPECT_EQ(rebuilt.code(), absl::StatusCode::kFailedPrecondition) << rebuilt;
+  EXPECT_TRUE(rebuilt.ok()) << rebuilt;  // with the maps of the index that it replaces
+}
+
+// The codes of a segment that was open when the worker ended have the maps of those that follow.
+TEST(WeightedIndex, AnOpenPromptGoesOnAfterARestart) {
+  MemoryKeeper keeper;
+  StoreOptions options = SmallOptions();
+  options.keeper = &keeper;
+  const IndexDescriptor index = Weighted(4, 4);
+  uint64_t id = 0;
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 2; ++round) {
+    auto created = Store::Create(options);
+    ASSERT_TRUE(created.ok()) << created.status();
+    Store& store = **created;
+    if (round == 0) {
+      const auto cache = store.OpenCache(kTenant, SmallSpec());
+      ASSERT_TRUE(cache.ok()) << cache.status();
+      const auto sequence = store.CreateSequence(
+          kTenant, cache->cache_id,
+          {.session = "session", .live_index = LiveIndex{.index = index, .iterations = 3}});
+      ASSERT_TRUE(sequence.ok()) << sequence.status();
+      id = sequence->sequence_id;
+    }
+    const uint64_t begin = round * uint64_t{128};
+    auto ingest = store.BeginIngest(kTenant, id);
+    ASSERT_TRUE(ingest.ok()) << ingest.status();
+    for (const uint32_t layer : {1u, 3u}) {
+      const Floats keys = RandomFloats(random, {128, 2, kKeyDim});
+      const Floats values = RandomFloats(random, {128, 2, 40});
+      ASSERT_TRUE((*ingest)
+                      ->Write(begin, {.layer = layer, .keys = keys.view(), .values = values.view()})
+                      .ok());
+      const Floats queries = FlatQueries(random, 64);
+      if (round > 0) continue;
+      ASSERT_TRUE(
+          (*ingest)
+              ->AddSamples(
+                  {.layer = layer, .positions = Positions(64, 128), .queries = queries.view()})
+              .ok());
+    }
+    ASSERT_TRUE((*ingest)->Commit().ok());
+    ASSERT_TRUE(store.WaitIdle(SteadyTime::InfiniteFuture()));
+    if (round == 0) continue;
+    const absl::Status built = store.BuildIndex(kTenant, id, {.index = index}, {});
+    EXPECT_TRUE(built.ok()) << built;
+  }
+}
+
+TEST(QuerySamples, AllQueryHeadsAreRepresented) {
+  for (const uint32_t heads : {1u, 2u, 3u, 8u, 16u, 64u}) {
+    for (const uint32_t positions : {1u, 512u, 576u, 1024u}) {
+      const SampledQueries samples{.position_count = positions, .queries_per_position = heads};
+      const uint64_t gap = SampleGap(samples, 4096);
+      std::vector<bool> seen(heads);
+      uint64_t count = 0;
+      for (uint64_t i = 0; i < uint64_t{positions} * heads; i += gap, ++count) {
+        seen[i % heads] = true;
+      }
+      EXPECT_LE(count, 4096u);
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), false), 0) << heads << " " << positions;
+    }
+  }
 }
 
 TEST(QuerySamples, OfALayerAreBounded) {

@@ -110,6 +110,13 @@ TEST_F(BadInputTest, IngestOfQuerySamples) {
               field + ".queries.shape");
   CheckIngest("no positions", samples([](auto& s) { s.clear_positions(); }), invalid,
               field + ".queries.shape");
+  CheckIngest(
+      "a layer twice",
+      [&](v1::IngestChunk& chunk) {
+        samples([](auto&) {})(chunk);
+        samples([](auto&) {})(chunk);
+      },
+      invalid, "chunk.query_samples[1].layer", "listed twice");
   CheckIngest("no queries", samples([](auto& s) { s.clear_queries(); }), invalid,
               field + ".queries.inline_data");
   CheckIngest("short",

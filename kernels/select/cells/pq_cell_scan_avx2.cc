@@ -131,40 +131,31 @@ struct PositionWriter {
 
   // Appends first_position + bit for every set bit. REQUIRES: they fit.
   //
-  // The number of bits is unpredictable, so the first positions are written without branches that
-  // depend on it.
+  // The number of bits is unpredictable, so the first kUsual positions are written without branches
+  // that depend on it.
+  template <uint32_t kUsual>
   [[gnu::always_inline]] void Write(uint64_t mask, uint32_t first_position) {
     const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
     uint32_t* out = positions + written;
-    const bool has_room = capacity - written >= 2 * kWithoutBranch;
+    const bool has_room = capacity - written >= kUsual;
     written += count;
     if (has_room) {
-      mask = WriteLowest(mask, first_position, out);
-      if (count <= kWithoutBranch) return;
-      mask = WriteLowest(mask, first_position, out + kWithoutBranch);
-      out += 2 * kWithoutBranch;
+#pragma GCC unroll 12
+      for (uint32_t i = 0; i < kUsual; ++i, mask &= mask - 1) {
+        out[i] = first_position + LowestBit(mask);
+      }
+      out += kUsual;
     }
     for (; mask != 0; mask &= mask - 1) *out++ = first_position + LowestBit(mask);
   }
 
- private:
-  static constexpr uint32_t kWithoutBranch = 4;
-
   // Returns 64 if no bit is set.
   static uint32_t LowestBit(uint64_t mask) { return static_cast<uint32_t>(_tzcnt_u64(mask)); }
-
-  // Writes kWithoutBranch positions, and returns the mask without their bits.
-  static uint64_t WriteLowest(uint64_t mask, uint32_t first_position, uint32_t* out) {
-    for (uint32_t i = 0; i < kWithoutBranch; ++i, mask &= mask - 1) {
-      out[i] = first_position + LowestBit(mask);
-    }
-    return mask;
-  }
 };
 
 // Selects tied tokens while the quota lasts, then only tokens above the threshold.
-template <typename Set>
-void Scan(const CellMembers& members, const CellScanSpan& span, CellScanOutput& output) {
+template <typename Set, uint32_t kUsual>
+void ScanSpan(const CellMembers& members, const CellScanSpan& span, CellScanOutput& output) {
   const Set above{members};
   PositionWriter writer = {output.positions, output.capacity, output.written};
   uint32_t quota = members.tied_count == 0 ? 0 : output.equal_quota;
@@ -173,7 +164,7 @@ void Scan(const CellMembers& members, const CellScanSpan& span, CellScanOutput& 
   const auto emit = [&](const PlaneCodes& codes, uint64_t valid) {
     uint64_t mask = above.Test(codes) & valid;
     if (quota > 0) mask |= TakeQuota(TestTied(members, codes) & valid, quota);
-    writer.Write(mask, span.first_position + slot);
+    writer.Write<kUsual>(mask, span.first_position + slot);
   };
   for (; span.slot_end - slot >= kGroup; slot += kGroup) {
     emit(LoadCodes<Set>(span.plane_0 + slot, span.plane_1 + (Set::kTwoPlanes ? slot : 0)), ~0ull);
@@ -188,6 +179,16 @@ void Scan(const CellMembers& members, const CellScanSpan& span, CellScanOutput& 
   }
   output.written = writer.written;
   output.equal_quota = quota + quota_kept;
+}
+
+template <typename Set>
+void Scan(const CellMembers& members, const CellScanSpan& span, CellScanOutput& output) {
+  // About as many as are selected of 64 tokens, if the rest of the positions comes from this span.
+  const uint64_t usual = uint64_t{output.capacity - output.written} * kGroup;
+  const uint32_t slots = span.slot_end - span.slot_begin;
+  if (usual < uint64_t{slots} * 2) return ScanSpan<Set, 3>(members, span, output);
+  if (usual < uint64_t{slots} * 4) return ScanSpan<Set, 6>(members, span, output);
+  ScanSpan<Set, 12>(members, span, output);
 }
 
 }  // namespace

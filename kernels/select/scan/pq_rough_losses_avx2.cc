@@ -45,23 +45,47 @@ void AddPlane(const uint8_t* plane, const uint8_t* losses, uint32_t slot_count, 
   add(rest, block + whole);
 }
 
-// Appends tokens by their losses, eight at a time: positions and losses are compressed alike.
+// Appends tokens by their losses. The number of listed tokens among 32 is unpredictable, so the first
+// few, or all, are written without branches that depend on it.
 struct Lister {
   uint32_t* positions;
   uint8_t* losses;
   uint32_t written;
 
-  void Add(const uint8_t* from, uint32_t mask, uint32_t first_position) {
-    for (; mask != 0; mask >>= 8, from += 8, first_position += 8) {
-      const __m128i indexes = BitIndexBytes(mask & 255u);
-      const __m256i base = _mm256_set1_epi32(static_cast<int>(first_position));
+  // For few bits: writes kUsual tokens one by one, valid or not, and then those that are left.
+  // Reads one byte of losses beyond the 32 tokens.
+  template <uint32_t kUsual>
+  [[gnu::always_inline]] void AddFew(const uint8_t* from, uint32_t mask, uint32_t first_position) {
+    uint32_t out = written;
+    written += BitCount(mask);
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < kUsual; ++i, mask &= mask - 1) {
+      AddOne(from, _tzcnt_u32(mask), first_position, out++);
+    }
+    for (; mask != 0; mask &= mask - 1) AddOne(from, _tzcnt_u32(mask), first_position, out++);
+  }
+
+  // For many bits: positions and losses of eight tokens are compressed alike.
+  [[gnu::always_inline]] void AddMany(const uint8_t* from, uint32_t mask, uint32_t first_position) {
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < kGroup; i += 8) {
+      const uint32_t byte = mask >> i & 255u;
+      const __m128i indexes = BitIndexBytes(byte);
+      const __m256i base = _mm256_set1_epi32(static_cast<int>(first_position + i));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(positions + written),
                           _mm256_add_epi32(base, _mm256_cvtepu8_epi32(indexes)));
-      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+      const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i));
       _mm_storel_epi64(reinterpret_cast<__m128i*>(losses + written),
                        _mm_shuffle_epi8(eight, indexes));
-      written += BitCount(mask & 255u);
+      written += BitCount(byte);
     }
+  }
+
+ private:
+  [[gnu::always_inline]] void AddOne(const uint8_t* from, uint32_t index, uint32_t first_position,
+                                     uint32_t out) const {
+    positions[out] = first_position + index;
+    losses[out] = from[index];
   }
 };
 
@@ -73,13 +97,47 @@ inline uint32_t AtMostBits(__m256i bytes, __m256i bound) {
 
 inline uint32_t ValidBits(uint32_t rest) { return rest >= kGroup ? ~0u : (1u << rest) - 1u; }
 
+// Calls add(losses, listed bits, position of the first token) for every 32 tokens of a block.
+template <typename Add>
+[[gnu::always_inline]] inline void ForEachListed(const uint8_t* block, uint32_t count,
+                                                 uint32_t first_position, Add add) {
+  const __m256i bound = _mm256_set1_epi8(static_cast<char>(kMaxLoss));
+  for (uint32_t slot = 0; slot < count; slot += kGroup) {
+    const uint32_t mask = AtMostBits(LoadBytes(block + slot), bound) & ValidBits(count - slot);
+    add(block + slot, mask, first_position + slot);
+  }
+}
+
+// `usual`: tokens that were listed of the last whole block.
+void ListBlock(const uint8_t* block, uint32_t count, uint32_t first_position, uint32_t usual,
+               Lister& output) {
+  Lister lister = output;
+  if (usual < kBlockSlots / kGroup) {
+    ForEachListed(block, count, first_position,
+                  [&](const uint8_t* from, uint32_t mask, uint32_t first) {
+                    lister.AddFew<2>(from, mask, first);
+                  });
+  } else if (usual < 2 * kBlockSlots / kGroup) {
+    ForEachListed(block, count, first_position,
+                  [&](const uint8_t* from, uint32_t mask, uint32_t first) {
+                    lister.AddFew<4>(from, mask, first);
+                  });
+  } else {
+    ForEachListed(block, count, first_position,
+                  [&](const uint8_t* from, uint32_t mask, uint32_t first) {
+                    lister.AddMany(from, mask, first);
+                  });
+  }
+  output = lister;
+}
+
 template <uint32_t kBits, bool kNibbles>
 void List(const RoughSlots& slots, const uint8_t* losses, RoughList& list) {
-  alignas(64) uint8_t block[kBlockSlots];
+  alignas(64) uint8_t block[kBlockSlots + kGroup];
   const uint32_t plane_count = kNibbles ? slots.subspace_count / 2 : slots.subspace_count;
   const size_t plane_losses = kNibbles ? 32 : size_t{1} << kBits;
-  const __m256i bound = _mm256_set1_epi8(static_cast<char>(kMaxLoss));
   Lister lister = {list.positions, list.losses, list.count};
+  uint32_t usual = kBlockSlots;
   for (uint32_t begin = 0; begin < slots.slot_count; begin += kBlockSlots) {
     const uint32_t rest = slots.slot_count - begin;
     const uint32_t count = rest < kBlockSlots ? rest : kBlockSlots;
@@ -88,10 +146,9 @@ void List(const RoughSlots& slots, const uint8_t* losses, RoughList& list) {
       AddPlane<kBits, kNibbles, false>(slots.planes + plane * slots.plane_stride + begin,
                                        losses + plane * plane_losses, count, block);
     }
-    for (uint32_t slot = 0; slot < count; slot += kGroup) {
-      const uint32_t mask = AtMostBits(LoadBytes(block + slot), bound) & ValidBits(count - slot);
-      lister.Add(block + slot, mask, slots.first_position + begin + slot);
-    }
+    const uint32_t before = lister.written;
+    ListBlock(block, count, slots.first_position + begin, usual, lister);
+    usual = lister.written - before;
   }
   list.count = lister.written;
 }

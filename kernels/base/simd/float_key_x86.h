@@ -1,5 +1,5 @@
-// Order-preserving integer keys of floats, for bisection. Include only in
-// instruction-set files of x86; the functions are static, so that every copy is local to its file.
+// Order-preserving integer keys of floats, for bisection. Include only in instruction-set files of
+// x86; the functions are static, so that every copy is local to its file.
 #ifndef PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
 #define PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
 

@@ -45,8 +45,8 @@ void AddPlane(const uint8_t* plane, const uint8_t* losses, uint32_t slot_count, 
   add(rest, block + whole);
 }
 
-// Appends tokens by their losses. The number of listed tokens among 32 is unpredictable, so the first
-// few, or all, are written without branches that depend on it.
+// Appends tokens by their losses. The number of listed tokens among 32 is unpredictable, so the
+// first few, or all, are written without branches that depend on it.
 struct Lister {
   uint32_t* positions;
   uint8_t* losses;

@@ -68,6 +68,7 @@ absl::StatusOr<std::shared_ptr<const QuerySamples>> QuerySamples::Merge(Pool& po
   const size_t position_bytes = PositionBytes(shape);
   const std::vector<SampledPosition> all = UnionOf(older, newer, position_bytes);
   std::vector<uint32_t> positions;
+  positions.reserve(all.size());
   for (const SampledPosition& each : all) positions.push_back(each.position);
   const std::vector<size_t> kept = KeptSamples(positions, kMaxSamplePositions);
   const std::vector<size_t> sizes_bytes = {kept.size() * position_bytes};

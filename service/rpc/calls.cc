@@ -79,11 +79,11 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
   const auto begun = std::make_shared<Call>(*std::move(call));
   const auto counted = [this, reactor, begun, work = std::move(work),
                         answer_bytes = std::move(answer_bytes)](const Call& running) {
-    const absl::Status done = work(running);
+    absl::Status done = work(running);
     if (!done.ok() || !answer_bytes) return done;
     const size_t bytes = answer_bytes();
     bool is_crowded = false;
-    const absl::Status taken = unread_.Take(begun->session.tenant, bytes, &is_crowded);
+    absl::Status taken = unread_.Take(begun->session.tenant, bytes, &is_crowded);
     if (taken.ok()) reactor->Owe(begun->session.tenant, bytes, is_crowded);
     return taken;
   };

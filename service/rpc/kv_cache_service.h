@@ -102,7 +102,7 @@ class KvCacheService final
         [&handlers, request, response](const Call& call) {
           return (handlers.*kMethod)(call, *request, response);
         },
-        /*request_text=*/{}, [response] { return response->ByteSizeLong(); });
+        /*request=*/{}, [response] { return response->ByteSizeLong(); });
   }
 
   absl::Status FetchInto(const Call& call, grpc::ByteBuffer received, grpc::ByteBuffer* response);

@@ -174,7 +174,7 @@ grpc::Status RpcRemote::FetchParts(
     grpc::ByteBuffer answer;
     std::unique_ptr<RowsCall> call = calls.TakeFirst();
     if (!AwaitStarted(abandoned_calls_, call)) return Overdue();
-    if (IsCrowded(*call)) {  // the other parts may be those that the sidecar has no room beside
+    if (IsCrowded(*call)) {  // perhaps because of the other parts of this read
       calls.AwaitAll();
       most_in_flight = 1;
     }

@@ -6,6 +6,7 @@
 // distance of L^T k and L^T k'. A rotation P of L^T k then gives each sub-space the same share of
 // the logarithm of the variance (Ge et al., Optimized Product Quantization, CVPR 2013, section
 // 3.2.2).
+//
 // Keys are coded as y = P L^T k; the query of y is P L^-1 q, because q . k = (P L^-1 q) . y.
 //
 // Pure function; thread-safe.

@@ -131,14 +131,10 @@ uint32_t QueryStep(const SampledQueries& samples) {
 uint32_t LoadPluginQueries(const TrainingArgs& args, uint32_t step, float* queries) {
   const SampledQueries& samples = args.samples;
   const size_t query_bytes = args.shape.key_dim * kernels::DTypeBytes(args.shape.dtype);
-  const uint64_t count = uint64_t{samples.position_count} * samples.queries_per_position;
   uint32_t loaded = 0;
-  for (uint64_t i = 0; i < count; i += step, ++loaded) {
+  for (uint64_t i = 0; i < samples.count(); i += step, ++loaded) {
     kernels::ConvertElements(
-        args.shape.dtype,
-        samples.rows + i / samples.queries_per_position * samples.row_stride +
-            i % samples.queries_per_position * query_bytes,
-        kernels::DType::kF32,
+        args.shape.dtype, samples.query(i, query_bytes), kernels::DType::kF32,
         reinterpret_cast<std::byte*>(queries + size_t{loaded} * args.shape.key_dim),
         args.shape.key_dim);
   }
@@ -365,8 +361,7 @@ bool PluginIndex::NeedsSamples(const IndexDescriptor& index, uint32_t key_dim) c
 
 size_t PluginIndex::TrainScratchBytes(const kernels::Exec&, const TrainingArgs& args) const {
   // A sample has at most one row more of each span.
-  const uint64_t queries = uint64_t{args.samples.position_count} *
-                           args.samples.queries_per_position / QueryStep(args.samples);
+  const uint64_t queries = args.samples.count() / QueryStep(args.samples);
   const uint64_t rows =
       CountRows(args.rows) / SampleStep(args) + args.rows.size() + 1 + queries + 1;
   return rows * args.shape.key_dim * sizeof(float);

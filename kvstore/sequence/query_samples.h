@@ -2,7 +2,7 @@
 //
 // A sequence keeps those of the newest kSampleWindow sampled positions, and of earlier ones as many
 // as fit, with equal gaps. They take memory of the pool, belong to the list of segments
-// (sequence.h), are shared with it, and are lost when the worker ends.
+// (sequence.h), and are shared with it. They are lost when the worker ends, and not retained.
 //
 // Immutable.
 #ifndef PQCACHED_KVSTORE_SEQUENCE_QUERY_SAMPLES_H_

@@ -84,7 +84,7 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
     const size_t bytes = answer_bytes();
     bool is_crowded = false;
     absl::Status taken = unread_.Take(begun->session.tenant, bytes, &is_crowded);
-    if (taken.ok()) reactor->Owe(begun->session.tenant, bytes, is_crowded);
+    if (taken.ok()) reactor->SetCounted(begun->session.tenant, bytes, is_crowded);
     return taken;
   };
   const auto carry_out = [this, reactor, begun, counted] {

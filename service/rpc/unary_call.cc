@@ -53,7 +53,7 @@ UnaryCall::UnaryCall(grpc::CallbackServerContext* context, Alarms& alarms, Unrea
   state_->context = context;
 }
 
-void UnaryCall::Owe(std::string tenant, size_t bytes, bool is_crowded) {
+void UnaryCall::SetCounted(std::string tenant, size_t bytes, bool is_crowded) {
   is_crowded_ = is_crowded;
   tenant_ = std::move(tenant);
   bytes_ = bytes;

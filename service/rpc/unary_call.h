@@ -43,8 +43,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(grpc::CallbackServerContext* context, Alarms& alarms, UnreadAnswers& unread);
 
-  // Says that the answer was counted for a tenant (UnreadAnswers::Take), before FinishWithin.
-  void Owe(std::string tenant, size_t bytes, bool is_crowded);
+  // Records that the answer was counted for a tenant (UnreadAnswers::Take); before FinishWithin.
+  void SetCounted(std::string tenant, size_t bytes, bool is_crowded);
   // Finishes the call. `max_unread`: the longest time until the answer is read.
   void FinishWithin(absl::Duration max_unread, const absl::Status& status);
 

@@ -55,9 +55,10 @@ typedef struct pqc_query_samples {
 /* Adds query samples [sample_count], 1..1024, of layers that indexes have, before the index is
  * built: all of them or none. A position that has samples gets the new ones. A layer keeps 1024
  * positions: those of its newest 64 samples, and of earlier ones as many as fit, with equal gaps.
- * They take memory of the cache (positions x query_heads x key_dim numbers of its dtype), are
- * shared with forks and with prompts that begin alike, and are lost when the sidecar's worker ends;
- * an index that was trained needs them no longer. Waits for one RPC.
+ * They take memory of the cache (positions x query_heads x key_dim numbers of its dtype), and are
+ * shared with forks, and with prompts that begin alike. They are lost when the sidecar's worker
+ * ends, and when the sequence does: what is retained of it has none. An index that was trained
+ * needs them no longer. Waits for one RPC.
  *
  * Errors: PQC_INVALID_ARGUMENT    sample_count, or samples[i]: a layer that is not stored or has no
  *                                 index, positions that do not ascend or are not stored, the shape,

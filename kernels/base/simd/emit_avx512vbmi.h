@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/base/simd/take_quota_bmi2.h"
+
 namespace pqcached::kernels {
 namespace {
 
@@ -15,19 +17,6 @@ constexpr uint32_t kEmitGroup = 64;  // tokens per mask
 inline __mmask64 ValidLanes(uint32_t begin, uint32_t end) {
   const uint32_t rest = end - begin;
   return rest >= kEmitGroup ? ~0ull : (1ull << rest) - 1;
-}
-
-// Returns the lowest bits of the mask, at most `quota` of them, and subtracts their number from the
-// quota.
-inline __mmask64 TakeQuota(__mmask64 mask, uint32_t& quota) {
-  const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
-  if (count <= quota) {
-    quota -= count;
-    return mask;
-  }
-  const __mmask64 taken = _pdep_u64((1ull << quota) - 1, mask);
-  quota = 0;
-  return taken;
 }
 
 // Appends positions. Entries from `written` up to the capacity may be overwritten.

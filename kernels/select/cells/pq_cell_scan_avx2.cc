@@ -6,6 +6,7 @@
 
 #include "kernels/base/simd/byte_table_avx2.h"
 #include "kernels/base/simd/compress_avx2.h"
+#include "kernels/base/simd/take_quota_bmi2.h"
 #include "kernels/select/cells/pq_cells.h"
 
 namespace pqcached::kernels {
@@ -108,19 +109,6 @@ uint64_t TestTied(const CellMembers& members, const PlaneCodes& codes) {
     tied |= JoinBits(equal[0], equal[1]);
   }
   return tied;
-}
-
-// Returns the lowest bits of the mask, at most `quota` of them, and subtracts their number from the
-// quota.
-inline uint64_t TakeQuota(uint64_t mask, uint32_t& quota) {
-  const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
-  if (count <= quota) {
-    quota -= count;
-    return mask;
-  }
-  const uint64_t taken = _pdep_u64((1ull << quota) - 1, mask);
-  quota = 0;
-  return taken;
 }
 
 // Appends positions. Entries from `written` up to the capacity may be overwritten.

@@ -73,13 +73,18 @@ struct SampledQueries {
   size_t row_stride = 0;              // bytes from one position to the next
   uint32_t position_count = 0;        // 0: there are none
   uint32_t queries_per_position = 0;  // one behind the other
+
+  uint64_t count() const { return uint64_t{position_count} * queries_per_position; }
+  // Returns a query, counted over positions and then heads.
+  const std::byte* query(uint64_t index, size_t query_bytes) const {
+    return rows + index / queries_per_position * row_stride +
+           index % queries_per_position * query_bytes;
+  }
 };
 
-// Returns the gap of at most `most` queries that represent all of them: every gap-th, counted over
-// positions and then heads, so that all heads occur.
+// Returns a gap such that every gap-th query is at most `most` queries, in which all heads occur.
 inline uint64_t SampleGap(const SampledQueries& samples, uint64_t most) {
-  const uint64_t queries = uint64_t{samples.position_count} * samples.queries_per_position;
-  uint64_t gap = std::max<uint64_t>(1, (queries + most - 1) / most);
+  uint64_t gap = std::max<uint64_t>(1, (samples.count() + most - 1) / most);
   while (gap > 1 && std::gcd<uint64_t>(gap, samples.queries_per_position) != 1) ++gap;
   return gap;
 }

@@ -61,12 +61,8 @@ void AddKeys(const TrainingArgs& args, Moments& moments) {
 void AddQueries(const TrainingArgs& args, Moments& moments) {
   const SampledQueries& samples = args.samples;
   const size_t query_bytes = args.shape.key_dim * kernels::DTypeBytes(args.shape.dtype);
-  const uint64_t queries = uint64_t{samples.position_count} * samples.queries_per_position;
   const uint64_t step = SampleGap(samples, kMomentRows);
-  for (uint64_t i = 0; i < queries; i += step) {
-    moments.Add(samples.rows + i / samples.queries_per_position * samples.row_stride +
-                i % samples.queries_per_position * query_bytes);
-  }
+  for (uint64_t i = 0; i < samples.count(); i += step) moments.Add(samples.query(i, query_bytes));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "kvstore/clock.h"
 #include "tests/kvstore/brute_force.h"
+#include "tests/kvstore/evict/pressure_fixture.h"
 #include "tests/kvstore/memory_keeper.h"
 
 namespace pqcached::kvstore {
@@ -304,6 +305,39 @@ TEST(WeightedIndex, AnOpenPromptGoesOnAfterARestart) {
     const absl::Status built = store.BuildIndex(kTenant, id, {.index = index}, {});
     EXPECT_TRUE(built.ok()) << built;
   }
+}
+
+// Adds samples of all 300 tokens to both layers of a sequence: six extents.
+void AddToPrompt(testing::PressureStore& shared, uint64_t id) {
+  std::mt19937_64 random(1);
+  const Floats queries = FlatQueries(random, 300);
+  for (const uint32_t layer : shared.group.layers) {
+    const absl::Status added =
+        AddSamples(*shared.store, id,
+                   {.layer = layer, .positions = Positions(0, 300), .queries = queries.view()});
+    ASSERT_TRUE(added.ok()) << added;
+  }
+}
+
+TEST(QuerySamples, AreFreedWhenTheirPromptIsRetained) {
+  testing::PressureStore shared(64);
+  const uint64_t id = shared.Fill(testing::Prompt(1, 300));
+  AddToPrompt(shared, id);
+  EXPECT_GT(shared.used_bytes(), 3 * testing::kSegmentBytes);
+  shared.Drop(id);
+  EXPECT_EQ(shared.used_bytes(), 2 * testing::kSegmentBytes);
+}
+
+// Three segments and the samples make room for four segments, the segments alone do not.
+TEST(QuerySamples, CountWhenAnIdleSequenceIsEvicted) {
+  StoreOptions options = testing::PressureOptions();
+  options.evict_idle_after = absl::Nanoseconds(1);
+  testing::PressureStore shared(5, options);
+  const uint64_t idle = shared.Fill(testing::Prompt(1, 300));
+  AddToPrompt(shared, idle);
+  absl::SleepFor(absl::Milliseconds(2));
+  shared.Fill(testing::Prompt(2, 512));
+  EXPECT_EQ(shared.Read(idle).code(), absl::StatusCode::kNotFound);
 }
 
 TEST(QuerySamples, AllQueryHeadsAreRepresented) {

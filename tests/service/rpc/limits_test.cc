@@ -140,11 +140,12 @@ class UnreadCalls {
     std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
   };
 
-  // Of a connection of its own, which takes 64 KiB of an answer that is not read.
+  // Of a connection of its own, which takes 4 KiB of an answer that is not read.
   static grpc::ChannelArguments SmallWindows() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4096);
     return arguments;
   }
 
@@ -159,25 +160,32 @@ class UnreadCalls {
   std::vector<std::unique_ptr<Unread>> calls_;
 };
 
-TEST_F(LimitsTest, AnswersThatATenantDoesNotRead) {
-  Start([](Config& config) {
-    config.max_message_bytes = 4 << 20;
+// Of large answers, and of small ones, which have a time limit only when there are many.
+class UnreadAnswersTest : public LimitsTest,
+                          public ::testing::WithParamInterface<std::pair<size_t, uint32_t>> {};
+
+TEST_P(UnreadAnswersTest, AreBoundedAndEnd) {
+  const auto [max_message_bytes, tokens] = GetParam();
+  Start([limit = max_message_bytes](Config& config) {
+    config.max_message_bytes = limit;
     config.stream_timeout = absl::Seconds(2);
   });
   const auto client = Connect("idle");
   const auto other = Connect("other");
-  constexpr uint32_t kTokens = 6000;
-  const auto request_of = [&](TestClient& of) {
+  const auto request_of = [count = tokens](TestClient& of) {
     v1::FetchBlocksRequest request;
-    request.set_sequence_id(of.Filled(kTokens));
+    request.set_sequence_id(of.NewSequence());
+    for (uint32_t begin = 0; begin < count; begin += 50) {
+      of.Ingest(request.sequence_id(), begin, 50);
+    }
     request.set_layer(1);
-    request.add_ranges()->set_end(kTokens);
+    request.add_ranges()->set_end(count);
     return request;
   };
   const v1::FetchBlocksRequest request = request_of(*client), of_other = request_of(*other);
   v1::FetchBlocksResponse response;
   ASSERT_TRUE(client->kv().FetchBlocks(client->Context().get(), request, &response).ok());
-  ASSERT_GT(response.ByteSizeLong(), 1u << 20);  // more than a connection takes
+  ASSERT_GT(response.ByteSizeLong(), max_message_bytes / 4);
   UnreadCalls unread(endpoint());
   const auto fetch = [&] {
     return client->kv().FetchBlocks(client->Context().get(), request, &response);
@@ -197,6 +205,10 @@ TEST_F(LimitsTest, AnswersThatATenantDoesNotRead) {
   }
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
+
+INSTANTIATE_TEST_SUITE_P(Sizes, UnreadAnswersTest,
+                         ::testing::Values(std::pair(size_t{4} << 20, 6000u),
+                                           std::pair(size_t{64} << 10, 100u)));
 
 TEST_F(LimitsTest, PositionsThatDoNotFitAreNotSelected) {
   std::atomic<int> selections = 0;

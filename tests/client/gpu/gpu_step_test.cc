@@ -476,6 +476,12 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   options = Options();
   options.index.kind = PQC_INDEX_FLAT;
   ExpectFails(Open(options), PQC_UNIMPLEMENTED, "options.index");
+  options.index = PQC_INIT(pqc_index);
+  options.index.kind = PQC_INDEX_PQ;
+  options.index.subspaces = 4;
+  options.index.bits = 8;
+  options.index.reserved[PQC_INDEX_LAYOUT] = PQC_SUBSPACES_WEIGHTED;
+  ExpectFails(Open(options), PQC_UNIMPLEMENTED, "options.index.layout");
   options = Options();
   options.token_capacity = 350;
   options.selected_capacity = 40;

@@ -53,8 +53,8 @@ class IngestTransactionImpl final : public IngestTransaction {
 
   absl::Status AddChecked(const LayerSamples& samples) {
     ASSIGN_OR_RETURN(const uint32_t layer_slot, CheckSampledLayer(writer_->cache(), samples.layer));
-    ASSIGN_OR_RETURN(const auto copy, CopySamples(writer_->cache(), layer_slot, samples));
-    return writer_->AddSamples(layer_slot, *copy);
+    ASSIGN_OR_RETURN(auto copy, CopySamples(writer_->cache(), layer_slot, samples));
+    return writer_->AddSamples(layer_slot, std::move(copy));
   }
 
   absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {

@@ -359,14 +359,20 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
   }
 }
 
-absl::Status SegmentWriter::AddSamples(uint32_t layer_slot, const QuerySamples& newer) {
+absl::Status SegmentWriter::AddSamples(uint32_t layer_slot,
+                                       std::shared_ptr<const QuerySamples> newer) {
   if (samples_.empty()) {
     samples_ = base_->list->samples;
     samples_.resize(cache_->layers.size());
   }
-  ASSIGN_OR_RETURN(samples_[layer_slot],
-                   QuerySamples::Merge(*cache_->pool, cache_->layers.layers[layer_slot].shape,
-                                       samples_[layer_slot].get(), newer));
+  std::shared_ptr<const QuerySamples>& samples = samples_[layer_slot];
+  if (samples == nullptr) {
+    samples = std::move(newer);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(
+      samples, QuerySamples::Merge(*cache_->pool, cache_->layers.layers[layer_slot].shape, *samples,
+                                   *newer));
   return absl::OkStatus();
 }
 

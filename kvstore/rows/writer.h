@@ -83,7 +83,7 @@ class SegmentWriter {
   }
   // Adds samples of a layer (samples.h), which Commit publishes with the rows. Errors:
   // kResourceExhausted.
-  absl::Status AddSamples(uint32_t layer_slot, const QuerySamples& newer);
+  absl::Status AddSamples(uint32_t layer_slot, std::shared_ptr<const QuerySamples> newer);
 
   // Encodes the new rows in segments that have an index, counts the cells of complete layers of
   // closed segments, and publishes all of it. Returns the token_count. Called once.

@@ -18,23 +18,23 @@ struct SampledPosition {
   const std::byte* queries = nullptr;
 };
 
-std::vector<SampledPosition> UnionOf(const QuerySamples* older, const QuerySamples& newer,
+std::vector<SampledPosition> UnionOf(const QuerySamples& older, const QuerySamples& newer,
                                      size_t position_bytes) {
   std::vector<SampledPosition> all;
   const auto at = [position_bytes](const QuerySamples& from, size_t i) {
     return SampledPosition{from.positions()[i], from.data() + i * position_bytes};
   };
   size_t next = 0;
-  const size_t old_count = older == nullptr ? 0 : older->positions().size();
+  const size_t old_count = older.positions().size();
   for (size_t i = 0; i < newer.positions().size(); ++i) {
     const uint32_t position = newer.positions()[i];
-    while (next < old_count && older->positions()[next] < position) {
-      all.push_back(at(*older, next++));
+    while (next < old_count && older.positions()[next] < position) {
+      all.push_back(at(older, next++));
     }
-    if (next < old_count && older->positions()[next] == position) ++next;
+    if (next < old_count && older.positions()[next] == position) ++next;
     all.push_back(at(newer, i));
   }
-  while (next < old_count) all.push_back(at(*older, next++));
+  while (next < old_count) all.push_back(at(older, next++));
   return all;
 }
 
@@ -63,7 +63,7 @@ size_t QuerySamples::PositionBytes(const LayerShape& shape) {
 
 absl::StatusOr<std::shared_ptr<const QuerySamples>> QuerySamples::Merge(Pool& pool,
                                                                         const LayerShape& shape,
-                                                                        const QuerySamples* older,
+                                                                        const QuerySamples& older,
                                                                         const QuerySamples& newer) {
   const size_t position_bytes = PositionBytes(shape);
   const std::vector<SampledPosition> all = UnionOf(older, newer, position_bytes);

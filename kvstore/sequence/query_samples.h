@@ -35,10 +35,10 @@ class QuerySamples {
         positions_(std::move(positions)) {}
 
   // Returns the samples of both, of which `newer` has the queries of positions that both have, or
-  // as many of them as are kept. `older` may be null. Errors: kResourceExhausted.
+  // as many of them as are kept. Errors: kResourceExhausted.
   static absl::StatusOr<std::shared_ptr<const QuerySamples>> Merge(Pool& pool,
                                                                    const LayerShape& shape,
-                                                                   const QuerySamples* older,
+                                                                   const QuerySamples& older,
                                                                    const QuerySamples& newer);
 
   // Returns `samples` without those of positions from `token_count` on; null when none are left.

@@ -455,34 +455,30 @@ TEST_F(GpuStepTest, TheCppWrapperPrefillsSelectsAndAttends) {
 }
 
 TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
+  const auto refuse = [&](auto set, pqc_status status, const char* part) {
+    pqc_gpu_options options = Options();
+    set(options);
+    ExpectFails(Open(options), status, part);
+  };
+  refuse([](auto& to) { to.gpu_library_path = "/nonexistent/libpqcached_gpu.so"; },
+         PQC_FAILED_PRECONDITION, "no device support: libpqcached_gpu.so");
+  refuse([](auto& to) { to.device = 99; }, PQC_INVALID_ARGUMENT, "device 99 of ");
+  refuse([](auto& to) { to.token_capacity = 0; }, PQC_INVALID_ARGUMENT, "token_capacity");
+  refuse([](auto& to) { to.query_length = 9; }, PQC_INVALID_ARGUMENT, "query_length");
+  refuse([](auto& to) { to.max_block_loads = 129; }, PQC_INVALID_ARGUMENT, "max_block_loads");
+  refuse([](auto& to) { to.segment_capacity = (1 << 22) + 1; }, PQC_INVALID_ARGUMENT,
+         "segment_capacity");
+  refuse([](auto& to) { to.index.kind = PQC_INDEX_FLAT; }, PQC_UNIMPLEMENTED, "options.index");
+  refuse(
+      [](auto& to) {
+        to.index = PQC_INIT(pqc_index);
+        to.index.kind = PQC_INDEX_PQ;
+        to.index.subspaces = 4;
+        to.index.bits = 8;
+        to.index.reserved[PQC_INDEX_LAYOUT] = PQC_SUBSPACES_WEIGHTED;
+      },
+      PQC_UNIMPLEMENTED, "options.index.layout");
   pqc_gpu_options options = Options();
-  options.gpu_library_path = "/nonexistent/libpqcached_gpu.so";
-  ExpectFails(Open(options), PQC_FAILED_PRECONDITION, "no device support: libpqcached_gpu.so");
-  options = Options();
-  options.device = 99;
-  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "device 99 of ");
-  options = Options();
-  options.token_capacity = 0;
-  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "token_capacity");
-  options = Options();
-  options.query_length = 9;
-  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "query_length");
-  options = Options();
-  options.max_block_loads = 129;
-  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "max_block_loads");
-  options = Options();
-  options.segment_capacity = (1 << 22) + 1;
-  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "segment_capacity");
-  options = Options();
-  options.index.kind = PQC_INDEX_FLAT;
-  ExpectFails(Open(options), PQC_UNIMPLEMENTED, "options.index");
-  options.index = PQC_INIT(pqc_index);
-  options.index.kind = PQC_INDEX_PQ;
-  options.index.subspaces = 4;
-  options.index.bits = 8;
-  options.index.reserved[PQC_INDEX_LAYOUT] = PQC_SUBSPACES_WEIGHTED;
-  ExpectFails(Open(options), PQC_UNIMPLEMENTED, "options.index.layout");
-  options = Options();
   options.token_capacity = 350;
   options.selected_capacity = 40;
   ExpectOk(Open(options));

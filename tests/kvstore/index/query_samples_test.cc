@@ -328,7 +328,7 @@ TEST(QuerySamples, AreFreedWhenTheirPromptIsRetained) {
   EXPECT_EQ(shared.used_bytes(), 2 * testing::kSegmentBytes);
 }
 
-// Three segments and the samples make room for four segments, the segments alone do not.
+// Three segments and the samples make room for five segments, the segments alone do not.
 TEST(QuerySamples, CountWhenAnIdleSequenceIsEvicted) {
   StoreOptions options = testing::PressureOptions();
   options.evict_idle_after = absl::Nanoseconds(1);
@@ -336,7 +336,12 @@ TEST(QuerySamples, CountWhenAnIdleSequenceIsEvicted) {
   const uint64_t idle = shared.Fill(testing::Prompt(1, 300));
   AddToPrompt(shared, idle);
   absl::SleepFor(absl::Milliseconds(2));
-  shared.Fill(testing::Prompt(2, 512));
+  const auto admission =
+      shared.store->Admit(kTenant, shared.cache_id, {.prefill_tokens = 640, .index = {}});
+  ASSERT_TRUE(admission.ok()) << admission.status();
+  EXPECT_EQ(admission->verdict, Verdict::kFitsAfterEviction);
+  EXPECT_EQ(admission->bytes_to_evict, shared.used_bytes());
+  shared.Fill(testing::Prompt(2, 640));
   EXPECT_EQ(shared.Read(idle).code(), absl::StatusCode::kNotFound);
 }
 

@@ -422,12 +422,13 @@ class Store {
   virtual absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
                                            const Query& query, const Selection& selection,
                                            bool want_positions) = 0;
-  // Returns the partial attention over given positions, [kv_heads, count] and ascending per kv
-  // head. Needs no index; query_position has no effect on the result. The query may have logits of
-  // the positions, whose path in refusals is "logits".
+  // Returns the partial attention over given positions, [sets, count] and ascending per set: a set
+  // for each kv head, or one for each query head. Needs no index; query_position has no effect on
+  // the result. The query may have logits of the positions, whose path in refusals is "logits".
   virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                     const Query& query,
-                                                    std::span<const uint32_t> positions) = 0;
+                                                    std::span<const uint32_t> positions,
+                                                    uint32_t count) = 0;
   // Returns the attention over all rows of a range, which may be empty, causal by query position:
   // query token i, at query_position + i, attends to the rows up to its own position. Needs no
   // index. The query may have kMaxRangeQueryLength tokens. `is_cancelled` may be empty, and is

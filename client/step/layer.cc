@@ -165,7 +165,7 @@ kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item) {
 
 std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& item) {
   const auto index = static_cast<size_t>(&item - call.step->items.data());
-  return {call.lists + index * call.shape.kv_heads, call.shape.kv_heads};
+  return {call.lists + index * call.lists_per_item, call.lists_per_item};
 }
 
 namespace {

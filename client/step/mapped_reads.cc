@@ -79,7 +79,8 @@ class MappedReads final : public ReadBackend {
         return reader.Attend(query, *item.selection, want_positions, &selected, item.out);
       }
       selected.count = item.positions->count;
-      return reader.AttendPositions(query, AllOf(*item.positions, shape), item.out);
+      return reader.AttendPositions(query, AllOf(*item.positions, shape), item.positions->count,
+                                    item.out);
     });
     if (!leased) return remote_->Attend(sequence, item);
     if (status != PQC_OK) return status;

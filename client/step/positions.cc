@@ -65,9 +65,11 @@ class ListReader {
 };
 
 pqc_status CheckLists(const pqc_position_lists& lists, const LayerShape& shape) {
-  if (lists.list_count != 1 && lists.list_count != shape.kv_heads) {
-    return Fail(PQC_INVALID_ARGUMENT, "lists.list_count", "%u, must be 1 or kv_heads, %u",
-                lists.list_count, shape.kv_heads);
+  if (lists.list_count != 1 && lists.list_count != shape.kv_heads &&
+      lists.list_count != shape.query_heads) {
+    return Fail(PQC_INVALID_ARGUMENT, "lists.list_count",
+                "%u, must be 1, kv_heads, %u, or query_heads, %u", lists.list_count, shape.kv_heads,
+                shape.query_heads);
   }
   if (lists.capacity > kMaxListCapacity) {
     return Fail(PQC_INVALID_ARGUMENT, "lists.capacity", "%u, must be at most %u", lists.capacity,
@@ -88,7 +90,7 @@ PositionList Sorted(PositionList list, std::vector<uint32_t>::iterator* next) {
   return {begin, *next};
 }
 
-// Reads the lists into step->lists, [items, kv_heads]. The lists that are not ascending are copied.
+// Reads the lists into step->lists, [items, lists per item]. Unordered ones are copied.
 pqc_status ReadLists(const pqc_position_lists& lists, pqc_step* step) {
   RETURN_IF_ERROR(CheckLists(lists, step->call.shape));
   const ListReader reader(lists, step->items);
@@ -109,6 +111,7 @@ pqc_status ReadLists(const pqc_position_lists& lists, pqc_step* step) {
     step->lists.insert(step->lists.end(), copies, list);
   }
   step->call.lists = step->lists.data();
+  step->call.lists_per_item = static_cast<uint32_t>(lists.list_count * copies);
   return PQC_OK;
 }
 
@@ -129,6 +132,11 @@ pqc_status AttendOnDevice(const pqc_position_lists& lists, pqc_step* step,
                           const pqc_step_attention* out) {
   LayerCall& call = step->call;
   RETURN_IF_ERROR(CheckLists(lists, call.shape));
+  if (lists.list_count != 1 && lists.list_count != call.shape.kv_heads) {
+    return Fail(PQC_UNIMPLEMENTED, "lists.list_count",
+                "%u, a list per query head; on a GPU must be 1 or kv_heads, %u", lists.list_count,
+                call.shape.kv_heads);
+  }
   RETURN_IF_ERROR(ReadStepOut(out, &call));
   RETURN_IF_ERROR(CheckNoCounts(call));
   return step->gpu->AttendPositions(call, lists);

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <limits>
 #include <numeric>
+#include <string_view>
 #include <vector>
 
 #include "client/base/error.h"
@@ -23,14 +24,17 @@ struct Part {
   size_t item = 0;
   uint32_t length = 0;
   bool whole = false;                        // all lists of the item have this length
-  std::vector<uint32_t> positions = {};      // [kv_heads, length]
+  std::vector<uint32_t> positions = {};      // [lists of the item, length]
   std::vector<float> logits = {};            // [query_length, query_heads, length], or none
   std::vector<float> output = {}, lse = {};  // unless `whole`
 };
 
 class ListCall {
  public:
-  ListCall(Remote& remote, const LayerCall& call) : remote_(remote), call_(call) {}
+  ListCall(Remote& remote, const LayerCall& call)
+      : remote_(remote), call_(call), shape_(call.shape) {
+    shape_.kv_heads = call.lists_per_item;
+  }
 
   pqc_status Run() {
     for (size_t i = 0; i < call_.step->items.size(); ++i) RETURN_IF_ERROR(AddItem(i));
@@ -39,9 +43,15 @@ class ListCall {
 
  private:
   const StepItem& ItemOf(size_t index) const { return call_.step->items[index]; }
+  // Returns the query of an item with as many kv heads as lists.
+  QueryView QueryOfLists(const StepItem& item) const {
+    QueryView query = QueryOf(call_, item);
+    query.shape = shape_;
+    return query;
+  }
   // Returns the query tokens x query heads of an item.
   size_t RowsOf(const StepItem& item) const {
-    return size_t{item.query_length} * call_.shape.query_heads;
+    return size_t{item.query_length} * shape_.query_heads;
   }
 
   // Stores what is known without an rpc, and adds the other parts. Sends the parts before them when
@@ -49,9 +59,9 @@ class ListCall {
   pqc_status AddItem(size_t index) {
     const std::span<const PositionList> lists = ListsOf(call_, ItemOf(index));
     std::vector<uint32_t> lengths;
-    for (uint32_t kv_head = 0; kv_head < lists.size(); ++kv_head) {
-      if (lists[kv_head].empty()) StoreNothing(ItemOf(index), kv_head);
-      lengths.push_back(static_cast<uint32_t>(lists[kv_head].size()));
+    for (uint32_t list = 0; list < lists.size(); ++list) {
+      if (lists[list].empty()) StoreNothing(ItemOf(index), list);
+      lengths.push_back(static_cast<uint32_t>(lists[list].size()));
     }
     std::sort(lengths.begin(), lengths.end());
     lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
@@ -83,16 +93,16 @@ class ListCall {
     const size_t rows = RowsOf(ItemOf(index));
     if (call_.has_logits) {
       part.logits.resize(rows * length);  // 0 for the other heads
-      const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call_, ItemOf(index)), true);
+      const kvstore::LayerQuery query = LayerQueryOf(QueryOfLists(ItemOf(index)), true);
       for (size_t row = 0; row < rows; ++row) {
-        const auto head = static_cast<uint32_t>(row % call_.shape.query_heads);
-        if (lists[head / call_.shape.group_size()].size() != length) continue;
-        query.Copy(static_cast<uint32_t>(row / call_.shape.query_heads), head, length,
+        const auto head = static_cast<uint32_t>(row % shape_.query_heads);
+        if (lists[head / shape_.group_size()].size() != length) continue;
+        query.Copy(static_cast<uint32_t>(row / shape_.query_heads), head, length,
                    &part.logits[row * length]);
       }
     }
     if (whole) return part;
-    part.output.resize(rows * call_.shape.value_dim);
+    part.output.resize(rows * shape_.value_dim);
     part.lse.resize(rows);
     return part;
   }
@@ -101,6 +111,10 @@ class ListCall {
     if (parts_.empty()) return PQC_OK;
     RefusalBuffer error;
     const pqc_status status = call_.has_logits ? SendScored(&error) : SendQueries(&error);
+    if (IsOlderSidecar(status, error)) {
+      return Fail(PQC_UNIMPLEMENTED, "lists.list_count",
+                  "the sidecar is older than lists per query head");
+    }
     if (status != PQC_OK) return ReportPart(status, error);
     for (const Part& part : parts_) {
       if (!part.whole) StoreHeads(part);
@@ -112,8 +126,8 @@ class ListCall {
 
   kvstore::AttentionOut OutOfPart(Part& part) const {
     if (part.whole) return OutOf(call_, ItemOf(part.item));
-    return kvstore::AttentionOut::Packed(part.output.data(), part.lse.data(),
-                                         call_.shape.query_heads, call_.shape.value_dim);
+    return kvstore::AttentionOut::Packed(part.output.data(), part.lse.data(), shape_.query_heads,
+                                         shape_.value_dim);
   }
 
   pqc_status SendQueries(RefusalBuffer* error) {
@@ -123,7 +137,7 @@ class ListCall {
     for (size_t i = 0; i < parts_.size(); ++i) {
       Part& part = parts_[i];
       positions[i] = {part.positions.data(), part.length};
-      attends[i] = {.query = QueryOf(call_, ItemOf(part.item)),
+      attends[i] = {.query = QueryOfLists(ItemOf(part.item)),
                     .positions = &positions[i],
                     .out = OutOfPart(part),
                     .selected = &selected[i]};
@@ -135,8 +149,8 @@ class ListCall {
     std::vector<ScoredItem> attends(parts_.size());
     for (size_t i = 0; i < parts_.size(); ++i) {
       Part& part = parts_[i];
-      QueryView logits = QueryOf(call_, ItemOf(part.item));
-      const uint64_t length = part.length, heads = call_.shape.query_heads;
+      QueryView logits = QueryOfLists(ItemOf(part.item));
+      const uint64_t length = part.length, heads = shape_.query_heads;
       logits.queries = {
           .data = reinterpret_cast<const std::byte*>(part.logits.data()),
           .ndim = 3,
@@ -147,6 +161,15 @@ class ListCall {
                     .out = OutOfPart(part)};
     }
     return remote_.AttendScored(attends.data(), static_cast<uint32_t>(attends.size()), error);
+  }
+
+  // Returns whether a sidecar took the lists of query heads for those of kv heads. Then it refuses
+  // their order or their number, which are right.
+  bool IsOlderSidecar(pqc_status status, const RefusalBuffer& error) const {
+    if (status != PQC_INVALID_ARGUMENT || shape_.kv_heads == call_.shape.kv_heads) return false;
+    const std::string_view field = error.field;
+    return field.find(".positions.positions") != field.npos ||
+           field.ends_with(".positions.logits.shape");
   }
 
   // Names the step's item in place of the request's.
@@ -168,24 +191,22 @@ class ListCall {
   void StoreHeads(const Part& part) const {
     const StepItem& item = ItemOf(part.item);
     const std::span<const PositionList> lists = ListsOf(call_, item);
-    const LayerShape& shape = call_.shape;
     const kvstore::AttentionOut out = OutOf(call_, item);
     for (uint64_t row = 0; row < part.lse.size(); ++row) {
-      const auto head = static_cast<uint32_t>(row % shape.query_heads);
-      if (lists[head / shape.group_size()].size() != part.length) continue;
-      out.Store(row / shape.query_heads, head, &part.output[row * shape.value_dim], shape.value_dim,
-                part.lse[row]);
+      const auto head = static_cast<uint32_t>(row % shape_.query_heads);
+      if (lists[head / shape_.group_size()].size() != part.length) continue;
+      out.Store(row / shape_.query_heads, head, &part.output[row * shape_.value_dim],
+                shape_.value_dim, part.lse[row]);
     }
   }
 
-  // Stores the attention of the query heads of one kv head over no rows.
-  void StoreNothing(const StepItem& item, uint32_t kv_head) const {
-    const LayerShape& shape = call_.shape;
-    const std::vector<float> zeros(shape.value_dim);
+  // Stores the attention of the query heads of one list over no rows.
+  void StoreNothing(const StepItem& item, uint32_t list) const {
+    const std::vector<float> zeros(shape_.value_dim);
     const kvstore::AttentionOut out = OutOf(call_, item);
     for (uint32_t token = 0; token < item.query_length; ++token) {
-      for (uint32_t i = 0; i < shape.group_size(); ++i) {
-        out.Store(token, kv_head * shape.group_size() + i, zeros.data(), shape.value_dim,
+      for (uint32_t i = 0; i < shape_.group_size(); ++i) {
+        out.Store(token, list * shape_.group_size() + i, zeros.data(), shape_.value_dim,
                   -std::numeric_limits<float>::infinity());
       }
     }
@@ -193,6 +214,7 @@ class ListCall {
 
   Remote& remote_;
   const LayerCall& call_;
+  LayerShape shape_;         // with a kv head for each list
   std::vector<Part> parts_;  // not sent yet
   uint64_t bytes_ = 0;       // of their positions
 };

@@ -72,9 +72,11 @@ struct LayerCall {
   float* output = nullptr;                        // on the device, in a step on a GPU
   float* lse = nullptr;                           // likewise
   const pqc_token_range* ranges = nullptr;        // [items], of an attention over ranges
-  const PositionList* lists = nullptr;  // [items, kv_heads], of an attention over positions
-  const PageCall* pages = nullptr;      // of a selection of pages
-  uint32_t* positions = nullptr;        // of a selection of tokens, at step->offsets
+  // [items, lists_per_item], of an attention over positions: a list per kv head, or per query head.
+  const PositionList* lists = nullptr;
+  uint32_t lists_per_item = 0;
+  const PageCall* pages = nullptr;  // of a selection of pages
+  uint32_t* positions = nullptr;    // of a selection of tokens, at step->offsets
   uint32_t* counts = nullptr;
 };
 
@@ -194,7 +196,7 @@ uint32_t SelectionCount(const LayerCall& call, StepItem& item, const kvstore::Se
 kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item);
 // Returns whether the call selects nothing for an item, whatever its index.
 bool SkipsSelection(const LayerCall& call, const StepItem& item);
-std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& item);  // [kv_heads]
+std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& item);
 
 // Checks the arguments that every call for a layer has, and fills step->call.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries);

@@ -14,6 +14,7 @@
 #include "kernels/rows/gather.h"
 #include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/layer_ops.h"
+#include "kvstore/read/position_checks.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
 
@@ -40,46 +41,6 @@ Refusal CheckTokens(TokenRange tokens, uint32_t stored) {
   if (tokens.end > stored) {
     return Refuse(StatusCode::kOutOfRange, "tokens",
                   range() + "; " + std::to_string(stored) + " tokens are stored");
-  }
-  return {};
-}
-
-Refusal CheckPositions(const LayerView& view, std::span<const uint32_t> positions, bool ascending) {
-  if (positions.size() % view.shape.kv_heads != 0) {
-    return Refuse(StatusCode::kInvalidArgument, "positions",
-                  std::to_string(positions.size()) + " of them; not a multiple of kv_heads, " +
-                      std::to_string(view.shape.kv_heads));
-  }
-  const uint32_t stored = view.token_count();
-  const size_t per_head = positions.size() / view.shape.kv_heads;
-  for (size_t i = 0; i < positions.size(); ++i) {
-    const auto field = [&] { return "positions[" + std::to_string(i) + "]"; };
-    if (positions[i] >= stored) {
-      return Refuse(
-          StatusCode::kOutOfRange, field(),
-          std::to_string(positions[i]) + "; " + std::to_string(stored) + " tokens are stored");
-    }
-    if (ascending && i % per_head != 0 && positions[i] <= positions[i - 1]) {
-      return Refuse(StatusCode::kInvalidArgument, field(),
-                    std::to_string(positions[i]) + " after " + std::to_string(positions[i - 1]) +
-                        ", must ascend within a kv head");
-    }
-  }
-  return {};
-}
-
-// Checks the ascending list of one kv head.
-Refusal CheckList(std::span<const uint32_t> list, size_t kv_head, uint32_t stored) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (list[i] < stored && (i == 0 || list[i] > list[i - 1])) continue;
-    std::string field = "lists[" + std::to_string(kv_head) + "][" + std::to_string(i) + "]";
-    if (list[i] >= stored) {
-      return Refuse(StatusCode::kOutOfRange, std::move(field),
-                    std::to_string(list[i]) + "; " + std::to_string(stored) + " tokens are stored");
-    }
-    return Refuse(StatusCode::kInvalidArgument, std::move(field),
-                  std::to_string(list[i]) + " after " + std::to_string(list[i - 1]) +
-                      ", must ascend within a list");
   }
   return {};
 }
@@ -416,9 +377,19 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
 }
 
 Refusal Reader::AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
-                                const AttentionOut& out) {
+                                uint32_t count, const AttentionOut& out) {
   LayerView view;
   RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  const LayerShape& shape = view.shape;
+  if (positions.size() == uint64_t{shape.query_heads} * count) {
+    SplitGroups(&view);
+  } else if (positions.size() != uint64_t{shape.kv_heads} * count) {
+    return Refuse(
+        StatusCode::kInvalidArgument, "positions",
+        std::to_string(positions.size()) + " of them, must be kv_heads x count = " +
+            std::to_string(uint64_t{shape.kv_heads} * count) +
+            ", or query_heads x count = " + std::to_string(uint64_t{shape.query_heads} * count));
+  }
   RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
   return AttendChosen(query, {.positions = positions}, &view, out);
 }
@@ -428,6 +399,7 @@ Refusal Reader::AttendLists(const LayerQuery& query,
                             const AttentionOut& out) {
   LayerView view;
   RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  if (lists.size() == view.shape.query_heads) SplitGroups(&view);
   PQC_CHECK(lists.size() == view.shape.kv_heads);
   for (size_t head = 0; head < lists.size(); ++head) {
     // A list that several heads have is checked once.

@@ -112,15 +112,17 @@ class Reader {
   // scratch.positions is unspecified.
   Refusal Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
                  SelectedTokens* selected, const AttentionOut& out);
-  // Attends to positions [kv_heads, count], ascending per kv head. The query may have logits.
+  // Attends to positions [sets, count], ascending per set: a set for each kv head, or one for each
+  // query head. The query may have logits.
   //
-  // Errors: kInvalidArgument (the order; "logits"), kOutOfRange (not stored), those of LayerSource
+  // Errors: kInvalidArgument (the number of sets, the order; "logits"), kOutOfRange (not stored),
+  // those of LayerSource
   Refusal AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
-                          const AttentionOut& out);
-  // Attends to a list of positions for each kv head, [kv_heads], which are ascending and may be
-  // empty. The query may have logits.
+                          uint32_t count, const AttentionOut& out);
+  // Attends to lists of positions, one for each kv head or for each query head, which are ascending
+  // and may be empty. The query may have logits. REQUIRES: as many lists as heads of one kind.
   //
-  // Errors: as AttendPositions, with fields "lists[kv_head][i]"
+  // Errors: as AttendPositions, with fields "lists[head][i]"
   Refusal AttendLists(const LayerQuery& query, std::span<const std::span<const uint32_t>> lists,
                       const AttentionOut& out);
   // Attends to the rows of a range, which may be empty, causally by query position.

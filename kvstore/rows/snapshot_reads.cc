@@ -153,12 +153,11 @@ absl::StatusOr<CheckedQuery> Check(const Reading& reading, const Query& query,
   return Take(layer, query, tensor);
 }
 
-// Checks a query over given positions, [kv_heads, count].
+// Checks a query over `count` given positions per set.
 absl::StatusOr<CheckedQuery> CheckGiven(const Reading& reading, const Query& query,
-                                        size_t position_count) {
+                                        uint32_t count) {
   if (!query.has_logits) return Check(reading, query);
   ASSIGN_OR_RETURN(const LayerContent layer, FindLayer(reading, query.layer, "query.layer"));
-  const auto count = static_cast<uint32_t>(position_count / layer.shape.kv_heads);
   ASSIGN_OR_RETURN(const CheckedTensor tensor,
                    CheckLogits(query.queries, layer.shape, count, "logits"));
   return Take(layer, query, tensor);
@@ -290,13 +289,14 @@ absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
 }
 
 absl::StatusOr<Attention> AttendPositions(const Reading& reading, const Query& query,
-                                          std::span<const uint32_t> positions) {
-  ASSIGN_OR_RETURN(const CheckedQuery checked, CheckGiven(reading, query, positions.size()));
+                                          std::span<const uint32_t> positions, uint32_t count) {
+  ASSIGN_OR_RETURN(const CheckedQuery checked, CheckGiven(reading, query, count));
   Attention attention = MakeAttention(checked);
   RETURN_IF_ERROR(ToStatus(SnapshotReader(reading)->AttendPositions(
-      checked.query, positions, OutOf(attention, checked.layer.shape))));
-  attention.selected.kv_heads = checked.layer.shape.kv_heads;
-  attention.selected.count = static_cast<uint32_t>(positions.size() / checked.layer.shape.kv_heads);
+      checked.query, positions, count, OutOf(attention, checked.layer.shape))));
+  attention.selected.kv_heads =
+      count == 0 ? checked.layer.shape.kv_heads : static_cast<uint32_t>(positions.size() / count);
+  attention.selected.count = count;
   return attention;
 }
 

@@ -36,7 +36,7 @@ absl::StatusOr<Rows> FetchTokens(const Reading& reading, uint32_t layer,
 absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
                                  const Selection& selection, bool want_positions);
 absl::StatusOr<Attention> AttendPositions(const Reading& reading, const Query& query,
-                                          std::span<const uint32_t> positions);
+                                          std::span<const uint32_t> positions, uint32_t count);
 absl::StatusOr<Attention> AttendRange(const Reading& reading, const Query& query, TokenRange tokens,
                                       const std::function<bool()>& is_cancelled);
 

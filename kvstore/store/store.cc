@@ -236,9 +236,10 @@ absl::StatusOr<Attention> StoreImpl::Attend(std::string_view tenant, uint64_t se
 
 absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                      const Query& query,
-                                                     std::span<const uint32_t> positions) {
+                                                     std::span<const uint32_t> positions,
+                                                     uint32_t count) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return kvstore::AttendPositions(reading, query, positions);
+  return kvstore::AttendPositions(reading, query, positions, count);
 }
 
 absl::StatusOr<Attention> StoreImpl::AttendRange(std::string_view tenant, uint64_t sequence_id,

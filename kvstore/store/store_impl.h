@@ -94,8 +94,8 @@ class StoreImpl final : public Store {
                                    const Query& query, const Selection& selection,
                                    bool want_positions) override;
   absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
-                                            const Query& query,
-                                            std::span<const uint32_t> positions) override;
+                                            const Query& query, std::span<const uint32_t> positions,
+                                            uint32_t count) override;
   absl::StatusOr<Attention> AttendRange(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, TokenRange tokens,
                                         const std::function<bool()>& is_cancelled) override;

@@ -238,16 +238,11 @@ absl::Status QueryHandlers::AttendOne(const Caller& caller, const v1::AttendItem
     ASSIGN_OR_RETURN(
         const std::vector<uint32_t> positions,
         PositionsOf(item.positions().count(), item.positions().positions(), field + ".positions"));
-    attention = store_.AttendPositions(caller.session.tenant, sequence_id, query, positions);
+    attention = store_.AttendPositions(caller.session.tenant, sequence_id, query, positions,
+                                       item.positions().count());
     if (!attention.ok()) {
       attention = MoveField("positions", "positions.positions", attention.status());
       attention = MoveField("logits", "positions.logits", attention.status());
-    }
-    if (attention.ok() && attention->selected.count != item.positions().count()) {
-      return InvalidArgument(
-          field + ".positions.positions",
-          absl::StrCat(positions.size(), " of them, must be kv_heads x count = ",
-                       uint64_t{attention->selected.kv_heads} * item.positions().count()));
     }
   } else {
     return InvalidArgument(field + ".tokens", "missing: selection or positions");

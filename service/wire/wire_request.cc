@@ -368,7 +368,8 @@ absl::StatusOr<std::vector<uint32_t>> PositionsOf(
   if (positions.empty() || static_cast<uint32_t>(positions.size()) % count != 0) {
     return InvalidArgument(
         field + ".positions",
-        absl::StrCat(positions.size(), " of them, must be kv_heads x count = ", count));
+        absl::StrCat(positions.size(),
+                     " of them, must be kv_heads or query_heads x count, of count ", count));
   }
   return std::vector<uint32_t>(positions.begin(), positions.end());
 }

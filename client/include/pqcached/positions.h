@@ -29,8 +29,8 @@ extern "C" {
 typedef struct pqc_position_lists {
   size_t struct_size;
   const int32_t* positions; /* [items, list_count, capacity]; may be NULL when capacity is 0 */
-  uint32_t list_count;      /* lists of an item: one for each kv head of the layer, or 1 for all of
-                               them */
+  uint32_t list_count;      /* lists of an item: 1 for all heads of the layer, one for each kv head,
+                               or one for each query head */
   uint32_t capacity;        /* elements of a list, padding included */
   const uint32_t*
       lengths; /* [items, list_count]: positions of each list, at most `capacity`; NULL =
@@ -52,12 +52,13 @@ typedef struct pqc_position_lists {
  *
  * With lists->logits, only the values are read, each row once for all query heads of its kv head,
  * and `queries` may be NULL: for an engine that keeps the keys itself (KCache, arXiv 2404.18057,
- * section 3). Element j of a query head's logits is that of element j of its kv head's list, which
- * must be ascending. A logit of -infinity leaves the position out for that query head, so that a
- * list may be the union of what the heads of a group have selected. The weights are normalised over
- * the list. For the weights of a softmax over all keys of the engine, without renormalisation,
- * multiply the output of each query head by exp(lse - lse_all), and continue with lse_all, which is
- * the log-sum-exp of the head's logits over all keys that the engine does not attend to itself.
+ * section 3). Element j of a query head's logits is that of element j of its list, which must be
+ * ascending. A logit of -infinity leaves the position out for that query head, so that a list may
+ * be the union of what the heads of a group have selected. With a list for each query head, a row
+ * is read once for each query head that lists it. The weights are normalised over the list. For the
+ * weights of a softmax over all keys of the engine, without renormalisation, multiply the output of
+ * each query head by exp(lse - lse_all), and continue with lse_all, which is the log-sum-exp of the
+ * head's logits over all keys that the engine does not attend to itself.
  *
  * In a step on a GPU, lists->positions, lists->lengths and lists->logits are device memory, and the
  * call returns when the work is launched: see pqc_gpu_step_begin for what differs. Logits are not
@@ -72,8 +73,10 @@ typedef struct pqc_position_lists {
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity; on a GPU lists.capacity
  *         PQC_FAILED_PRECONDITION  an attention that was begun and not waited for; layer: it is of
  *                                  kind PQC_LAYERS_VALUES, and there are no lists.logits
- *         PQC_UNIMPLEMENTED        out.counts in a step on a GPU; lists.logits on the remote path
- *                                  with a libpqcached_rpc or a sidecar of an earlier release
+ *         PQC_UNIMPLEMENTED        out.counts, and lists per query head, in a step on a GPU;
+ *                                  lists.logits on the remote path with a libpqcached_rpc or a
+ *                                  sidecar of an earlier release; lists per query head on the
+ *                                  remote path with a sidecar of an earlier release
  *         and those of pqc_step_topk but for the index's */
 PQC_API pqc_status pqc_step_attend_positions(pqc_step* step, uint32_t layer,
                                              const pqc_tensor* queries,

@@ -41,7 +41,8 @@ struct StepItem {
 struct PositionLists {
   // [items, list_count, capacity], padded with -1 behind each list; a list may have any order.
   std::span<const int32_t> positions = {};
-  uint32_t list_count = 1;  // of an item: 1 for all kv heads of the layer, or one for each
+  // Of an item: 1 for all heads of the layer, one for each kv head, or one for each query head.
+  uint32_t list_count = 1;
   // [items, list_count]; empty = a list ends before its first -1, or at its capacity.
   std::span<const uint32_t> lengths = {};
   // [query tokens of all items, query_heads, capacity], in place of the queries: logits of the

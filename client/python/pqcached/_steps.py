@@ -242,8 +242,8 @@ class Step(Closable):
         """Returns the attention over positions that the engine gives, without an index or selection;
         waits until they are stored.
 
-        positions: integers [items, kv_heads, capacity], or [items, capacity] of one list for all kv
-        heads, in any order, padded with -1, each below its item's query_position. A repeated
+        positions: integers [items, kv_heads, capacity], or [items, query_heads, capacity], or
+        [items, capacity] of one list for all heads, in any order, padded with -1, each below its item's query_position. A repeated
         position counts once. lengths: of the lists, [items, lists]; None = up to the first -1.
         queries, out, log_base: as in attend. counts: different positions in each item's longest list.
 

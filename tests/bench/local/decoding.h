@@ -26,6 +26,8 @@ class Decoding {
   void Flush();
   // A whole step; it hands in the row of its token only when `append`.
   void Step(const pqc_selection& selection, bool append);
+  // The attention of the last step, [query_heads, dim].
+  const std::vector<float>& output() const { return output_; }
 
  private:
   pqc_client* client_;

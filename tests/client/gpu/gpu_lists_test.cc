@@ -179,6 +179,9 @@ TEST_F(GpuListsTest, WhatIsWrongIsRefusedByName) {
          "513, must be at most selected_capacity, 512");
   Expect(attend({.positions = SpanOf(many).first(9), .list_count = 3}), PQC_INVALID_ARGUMENT,
          "lists.list_count");
+  Expect(attend({.positions = SpanOf(many).first(2 * Layer::kQueryHeads),
+                 .list_count = Layer::kQueryHeads}),
+         PQC_UNIMPLEMENTED, "lists.list_count", "a list per query head");
   const Tensor logits = tensors.query();
   Expect(attend({.positions = SpanOf(many).first(2), .logits = &logits}), PQC_INVALID_ARGUMENT,
          "lists.logits.shape", "query_heads, lists.capacity");

@@ -165,6 +165,19 @@ class LayoutsOverOnePath(OnePath):
                     heads = slice(head * group, (head + 1) * group)
                     np.testing.assert_allclose(found.output[i, heads], expected.output[heads], atol=1e-5)
                     np.testing.assert_allclose(found.lse[i, heads], expected.lse[heads], atol=1e-5)
+        # A list for each query head: its kv head's, but one, which has its first half.
+        per_query_head = np.repeat(per_head, QUERY_HEADS // KV_HEADS, 1)
+        per_query_head[0, 1, 30:] = -1
+        with self.client.begin_step(items) as step:
+            whole, half = (step.attend_positions(0, queries, lists)
+                           for lists in (per_head, np.repeat(per_query_head[:, 1:2], KV_HEADS, 1)))
+            found = step.attend_positions(0, queries, per_query_head)
+        for i in range(len(items)):
+            for head in range(QUERY_HEADS):
+                expected = half if (i, head) == (0, 1) else whole
+                np.testing.assert_allclose(found.output[i, head], expected.output[i, head], atol=1e-5)
+                np.testing.assert_allclose(found.lse[i, head], expected.lse[i, head], atol=1e-5)
+        self.assertGreater(np.abs(found.lse[0, 1] - whole.lse[0, 1]), 1e-3)
         with self.client.begin_step(items) as step:
             with self.fails(pqcached.InvalidArgument, "lists.positions[0]"):
                 step.attend_positions(0, queries, [[TOKENS], [0]])

@@ -160,6 +160,25 @@ TEST(FailureTest, AnOlderSidecarDoesNotAttendByLogits) {
   EXPECT_EQ(status.field(), "items[0].logits");
 }
 
+TEST(FailureTest, AnOlderSidecarDoesNotAttendToListsPerQueryHead) {
+  Fixture fixture("good");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  const StepItem items[] = {{&fixture.sequence(), 76}};
+  Result<Step> step = fixture.client().BeginStep(items, nullptr);
+  ASSERT_TRUE(step.ok()) << step.status().ToString();
+  const std::vector<float> queries(kQueryHeads * kDim, 0.5f);
+  std::vector<float> output(kQueryHeads * kDim), lse(kQueryHeads);
+  const auto attend = [&](uint32_t list_count) {
+    const std::vector<int32_t> positions(list_count, 7);
+    return step->AttendPositions(0, {queries, {1, kQueryHeads, kDim}},
+                                 {.positions = positions, .list_count = list_count}, output, lse);
+  };
+  const Status status = attend(kQueryHeads);
+  EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
+  EXPECT_EQ(status.field(), "lists.list_count");
+  EXPECT_TRUE(attend(kKvHeads).ok());
+}
+
 TEST(FailureTest, HeartbeatsAreAnsweredAndClosingEndsTheSession) {
   Fixture fixture("good");
   EXPECT_TRUE(fixture.sidecar().WaitForLine("heartbeat"));

@@ -195,6 +195,12 @@ class FakeKvCache final : public v1::KvCache::Service {
     if (!request->items(0).query().has_queries()) {  // it does not know logits
       return Refuse(StatusCode::INVALID_ARGUMENT, "items[0].query.queries.inline_data", "missing");
     }
+    const v1::TokenPositions& given = request->items(0).positions();
+    if (static_cast<uint32_t>(given.positions_size()) != kKvHeads * given.count()) {
+      // It does not know sets per query head.
+      return Refuse(StatusCode::INVALID_ARGUMENT, "items[0].positions.positions",
+                    "must be kv_heads x count");
+    }
     v1::Attention* attention = response->add_items();
     const uint32_t dim = behaviour_ == "wrong-shape" ? kDim / 2 : kDim;
     FillTensor({1, kQueryHeads, dim}, attention->mutable_output());

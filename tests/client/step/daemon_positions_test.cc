@@ -39,7 +39,7 @@ TEST_P(DaemonPositionsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   const StepItem items[] = {{&first, 380, 1}, {&second, 290, 3}};
   using Order = PositionsCase::Order;
   uint32_t seed = 0;
-  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+  for (const uint32_t list_count : {1u, Layer::kKvHeads, Layer::kQueryHeads}) {
     for (const Order order : {Order::kAscending, Order::kShuffled, Order::kRepeated}) {
       for (const uint32_t most : {0u, 2u, 17u, 400u}) {
         SCOPED_TRACE(::testing::Message() << list_count << " lists of up to " << most << ", order "
@@ -70,7 +70,7 @@ TEST_P(DaemonPositionsTest, LogitsTakeThePlaceOfTheKeys) {
   const StepItem items[] = {{&first, 380, 1}, {&second, 290, 3}};
   const auto left_out = [](uint32_t head, uint32_t position) { return (head + position) % 3 == 0; };
   uint32_t seed = 0;
-  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+  for (const uint32_t list_count : {1u, Layer::kKvHeads, Layer::kQueryHeads}) {
     for (const uint32_t most : {0u, 2u, 17u, 64u, 400u}) {
       SCOPED_TRACE(::testing::Message() << list_count << " lists of up to " << most);
       const PositionsCase one({{&layer, RangeCase(1, 380, 4)}, {&other, RangeCase(3, 290, 5)}},

@@ -82,7 +82,7 @@ struct PositionsCase {
 
   // The list of a query head of an item.
   size_t ListOf(size_t item, uint32_t head) const {
-    return list_count == 1 ? item : item * list_count + head / Layer::kGroup;
+    return item * list_count + head * list_count / Layer::kQueryHeads;
   }
 
   std::vector<float> queries() const {

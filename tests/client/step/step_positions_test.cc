@@ -30,7 +30,7 @@ TEST_F(PositionsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   const StepItem items[] = {{&first, 380, 1}, {&second, 290, 3}};
   using Order = PositionsCase::Order;
   uint32_t seed = 0;
-  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+  for (const uint32_t list_count : {1u, Layer::kKvHeads, Layer::kQueryHeads}) {
     for (const Order order : {Order::kAscending, Order::kShuffled, Order::kRepeated}) {
       for (const uint32_t most : {0u, 1u, 17u, 64u, 400u}) {
         const PositionsCase one({{&layer, RangeCase(1, 380, 4)}, {&other, RangeCase(3, 290, 5)}},
@@ -70,7 +70,7 @@ TEST_F(PositionsTest, WithLogitsOnlyTheValuesAreRead) {
   const auto by_head = [](uint32_t head, uint32_t position) { return (head + position) % 3 == 0; };
   const auto all_of_one = [](uint32_t head, uint32_t) { return head == 4; };
   uint32_t seed = 0;
-  for (const uint32_t list_count : {1u, Layer::kKvHeads}) {
+  for (const uint32_t list_count : {1u, Layer::kKvHeads, Layer::kQueryHeads}) {
     for (const uint32_t most : {0u, 1u, 17u, 64u, 400u}) {
       const PositionsCase one({{&layer, RangeCase(1, 380, 4)}, {&other, RangeCase(3, 290, 5)}},
                               list_count, most / 2, most, PositionsCase::Order::kAscending, ++seed);

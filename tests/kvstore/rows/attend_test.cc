@@ -145,7 +145,7 @@ TEST(Attend, OverGivenPositionsEqualsExactAttentionOverThem) {
   const std::vector<uint32_t> positions = {0, 127, 128, 299, 5, 6, 7, 256};
   const auto attention = sequence.store().AttendPositions(
       kTenant, sequence.id(), {.layer = 1, .query_position = 299, .queries = query.view()},
-      positions);
+      positions, 4);
   ASSERT_TRUE(attention.ok()) << attention.status();
   ExpectAttention(model, query, *attention, {{0, 127, 128, 299}, {5, 6, 7, 256}});
 }
@@ -165,7 +165,8 @@ TEST(Attend, ByGivenLogitsIsTheirSoftmaxOverTheValues) {
   const std::vector<uint32_t> positions = {0, 127, 128, 299, 5, 6, 7, 256};
   const auto attention = sequence.store().AttendPositions(
       kTenant, sequence.id(),
-      {.layer = 1, .query_position = 299, .queries = logits.view(), .has_logits = true}, positions);
+      {.layer = 1, .query_position = 299, .queries = logits.view(), .has_logits = true}, positions,
+      4);
   ASSERT_TRUE(attention.ok()) << attention.status();
   for (uint32_t row = 0; row < 2 * heads; ++row) {
     const uint32_t kv_head = row % heads / group;
@@ -196,6 +197,50 @@ TEST(Attend, SeesTheRowsThatWereAppendedAfterTheBuild) {
   std::vector<uint32_t> all(sequence.tokens());
   std::iota(all.begin(), all.end(), 0u);
   ExpectAttention(model, query, *attention, {all, all});
+}
+
+// Each query head reads its own positions, as if it had them for its whole group.
+TEST(Attend, OverPositionsPerQueryHeadEqualsAttentionOfEachHead) {
+  TestSequence sequence;
+  sequence.Ingest(300);
+  const LayerModel& model = sequence.layer(1);
+  const uint32_t heads = model.group.query_heads, group = model.group.group_size();
+  const Floats queries = testing::RandomFloats(sequence.random(), {2, heads, model.group.key_dim});
+  const Floats logits = testing::RandomFloats(sequence.random(), {2, heads, 3});
+  std::vector<uint32_t> positions;
+  for (uint32_t head = 0; head < heads; ++head) {
+    for (const uint32_t position : {head, 100 + 7 * head, 299 - head})
+      positions.push_back(position);
+  }
+  for (const bool has_logits : {false, true}) {
+    const Query query{.layer = 1,
+                      .query_position = 298,
+                      .queries = has_logits ? logits.view() : queries.view(),
+                      .has_logits = has_logits};
+    const auto attend = [&](const std::vector<uint32_t>& of_sets) {
+      auto attention = sequence.store().AttendPositions(kTenant, sequence.id(), query, of_sets, 3);
+      EXPECT_TRUE(attention.ok()) << attention.status();
+      return *std::move(attention);
+    };
+    const Attention found = attend(positions);
+    EXPECT_EQ(found.selected.kv_heads, heads);
+    for (uint32_t head = 0; head < heads; ++head) {
+      std::vector<uint32_t> of_groups;
+      for (uint32_t i = 0; i < model.group.kv_heads; ++i) {
+        of_groups.insert(of_groups.end(), positions.begin() + head * 3,
+                         positions.begin() + head * 3 + 3);
+      }
+      const Attention expected = attend(of_groups);
+      EXPECT_EQ(expected.selected.kv_heads, heads / group);
+      for (const uint32_t row : {head, heads + head}) {
+        EXPECT_NEAR(found.lse[row], expected.lse[row], 1e-5);
+        for (uint32_t i = 0; i < model.group.value_dim; ++i) {
+          const size_t at = size_t{row} * model.group.value_dim + i;
+          EXPECT_NEAR(found.output[at], expected.output[at], 1e-5);
+        }
+      }
+    }
+  }
 }
 
 // The logits of a re-ranking take the place of the keys in the attention.
@@ -235,8 +280,8 @@ TEST(Attend, ReRankedForSeveralQueryTokensEqualsAttentionOverTheSelectedTokens) 
       kTenant, sequence.id(), query,
       {.index = Pq(2, 4), .window_tokens = 8, .rerank_factor = 2.0f, .budget_ratio = 0.2}, true);
   ASSERT_TRUE(reranked.ok()) << reranked.status();
-  const auto expected =
-      sequence.store().AttendPositions(kTenant, sequence.id(), query, reranked->selected.positions);
+  const auto expected = sequence.store().AttendPositions(
+      kTenant, sequence.id(), query, reranked->selected.positions, reranked->selected.count);
   ASSERT_TRUE(expected.ok()) << expected.status();
   for (size_t i = 0; i < expected->output.size(); ++i) {
     ASSERT_NEAR(reranked->output[i], expected->output[i], 1e-4) << i;

@@ -71,7 +71,7 @@ TEST(Values, AreWeightedByGivenLogits) {
   logits.data[1] = -std::numeric_limits<float>::infinity();
   const std::vector<uint32_t> positions = {0, 127, 128, 299, 5, 6, 7, 256, 1, 2, 3, 4};
   const auto attention =
-      sequence.store().AttendPositions(kTenant, sequence.id(), LogitsOf(logits), positions);
+      sequence.store().AttendPositions(kTenant, sequence.id(), LogitsOf(logits), positions, 4);
   ASSERT_TRUE(attention.ok()) << attention.status();
   for (uint32_t row = 0; row < 12; ++row) {
     const uint32_t kv_head = row % 6 / 2;
@@ -115,7 +115,8 @@ TEST(Values, AreAllThatIsRead) {
   refused(store.TopK(kTenant, sequence.id(), query, selection).status(), "query.layer");
   refused(store.Attend(kTenant, sequence.id(), query, selection, false).status(), "query.layer");
   refused(store.Score(kTenant, sequence.id(), query, {}, {0, 9}).status(), "query.layer");
-  refused(store.AttendPositions(kTenant, sequence.id(), query, positions).status(), "query.layer");
+  refused(store.AttendPositions(kTenant, sequence.id(), query, positions, 1).status(),
+          "query.layer");
   refused(store.AttendRange(kTenant, sequence.id(), query, {0, 9}, {}).status(), "query.layer");
 }
 

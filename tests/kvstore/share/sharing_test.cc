@@ -457,7 +457,7 @@ TEST_F(Sharing, ASuspendedSequenceKeepsItsTokensAndAnswersNothing) {
   refused(store().TopK(kTenant, id, asked, {}).status());
   refused(store().Score(kTenant, id, asked, {}, {0, 10}).status());
   refused(store().Attend(kTenant, id, asked, {}, false).status());
-  refused(store().AttendPositions(kTenant, id, asked, positions).status());
+  refused(store().AttendPositions(kTenant, id, asked, positions, 1).status());
   refused(store().FetchBlocks(kTenant, id, 1, {0, 1}, RowPart::kRow).status());
   refused(store().FetchTokens(kTenant, id, 1, positions, RowPart::kRow).status());
   EXPECT_EQ(shared_.Describe(id).token_count, 300u);
@@ -495,7 +495,8 @@ TEST_F(Sharing, SeveralTokensOfAQueryShareOneSelection) {
         one.data.assign(queries.data.begin() + static_cast<ptrdiff_t>(token * floats),
                         queries.data.begin() + static_cast<ptrdiff_t>((token + 1) * floats));
         const Query single{.layer = 3, .query_position = 590, .queries = one.view()};
-        const auto part = store().AttendPositions(kTenant, id, single, all->selected.positions);
+        const auto part = store().AttendPositions(kTenant, id, single, all->selected.positions,
+                                                  all->selected.count);
         ASSERT_TRUE(part.ok()) << part.status();
         for (size_t i = 0; i < outputs; ++i) {
           ASSERT_NEAR(all->output[token * outputs + i], part->output[i], 1e-4);

@@ -330,7 +330,7 @@ TEST_F(BadInput, UnknownForeignAndDroppedIds) {
     });
     expect([&] { return store().Attend(tenant, sequence_id, GoodQuery(), {}, false).status(); });
     expect([&] {
-      return store().AttendPositions(tenant, sequence_id, GoodQuery(), positions).status();
+      return store().AttendPositions(tenant, sequence_id, GoodQuery(), positions, 1).status();
     });
     expect([&] { return store().DescribeSequence(tenant, sequence_id).status(); });
   }
@@ -446,7 +446,8 @@ TEST_F(BadInput, RangesAndPositions) {
       StatusCode::kFailedPrecondition, "index");
   const auto attend = [&](std::vector<uint32_t> positions) {
     return [this, positions] {
-      return store().AttendPositions(kTenant, id(), GoodQuery(), positions).status();
+      const auto count = static_cast<uint32_t>(positions.size() + 1) / 2;
+      return store().AttendPositions(kTenant, id(), GoodQuery(), positions, count).status();
     };
   };
   ExpectRefused(attend({0}), StatusCode::kInvalidArgument, "positions");

@@ -237,8 +237,9 @@ class HookedStore final : public kvstore::Store {
   }
   absl::StatusOr<kvstore::Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                      const kvstore::Query& query,
-                                                     std::span<const uint32_t> positions) override {
-    return store_->AttendPositions(tenant, sequence_id, query, positions);
+                                                     std::span<const uint32_t> positions,
+                                                     uint32_t count) override {
+    return store_->AttendPositions(tenant, sequence_id, query, positions, count);
   }
   absl::StatusOr<kvstore::Attention> AttendRange(
       std::string_view tenant, uint64_t sequence_id, const kvstore::Query& query,

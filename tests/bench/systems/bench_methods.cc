@@ -1,0 +1,120 @@
+// A layer's decode step by each method, beside exact attention to all rows.
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "tests/bench/local/decoding.h"
+#include "tests/bench/local/sidecar.h"
+#include "tests/bench/report.h"
+#include "tests/bench/rounds.h"
+#include "tests/bench/systems/kcache_decoding.h"
+
+namespace pqcached::bench {
+namespace {
+
+constexpr uint32_t kTopCount = 128;  // of a query head, KCache
+constexpr uint64_t kSelected = 1024;
+
+pqc_selection FlatCount(uint64_t tokens) {
+  pqc_selection selection = SelectCount(tokens);
+  selection.index = PQC_INIT(pqc_index);
+  selection.index.kind = PQC_INDEX_FLAT;
+  return selection;
+}
+
+// Ends the program unless the values of all tokens, by the engine's scores, are the exact attention.
+void CheckKCache(pqc_client* client, pqc_cache* cache, pqc_cache* values, const Rows& rows) {
+  constexpr uint64_t kTokens = 512;
+  Decoding stored(client, cache, rows, kTokens, 5);
+  KCacheDecoding kcache(client, values, rows, kTokens, kTokens, 5);
+  pqc_selection all = Select(1.0);
+  all.sink_tokens = all.window_tokens = 0;
+  stored.Step(all, false);
+  kcache.Step();
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < kcache.output().size(); ++i) {
+    error += std::pow(kcache.output()[i] - stored.output()[i], 2.0);
+    norm += std::pow(stored.output()[i], 2.0);
+  }
+  Require(error < 1e-6 * norm, "the attention of KCache to all tokens is not the exact one");
+}
+
+struct Context {
+  Context(pqc_client* client, pqc_cache* cache, pqc_cache* values, const Rows& rows,
+          uint64_t tokens)
+      : stored(client, cache, rows, tokens, 5),
+        kcache(client, values, rows, tokens, kTopCount, 5) {}
+
+  Decoding stored;
+  KCacheDecoding kcache;
+};
+
+void AddRows(const std::string& length, Context& context, Rounds& rounds, int round_count,
+             Report& report) {
+  const auto add = [&](const std::string& name, int steps, pqc_selection selection) {
+    return rounds.Add(name + ", " + length, steps, [&context, selection, steps](int, int) {
+      for (int i = 0; i < steps; ++i) context.stored.Step(selection, false);
+    });
+  };
+  const size_t all = add("all rows", 1, FlatCount(uint64_t{1} << 30));
+  const size_t flat = add("flat", 1, FlatCount(kSelected));
+  const size_t pq = add("pq", 8, SelectCount(kSelected));
+  const size_t kcache =
+      rounds.Add("KCache, " + length, 1, [&](int, int) { context.kcache.Step(); });
+  rounds.Run(round_count);
+
+  const auto report_method = [&](const std::string& name, size_t entry,
+                                 const std::string& setting) {
+    const Stat seconds = rounds.Seconds(entry);
+    report.Add(
+        {"tokens_per_s_" + name + "_" + length,
+         "tokens/s",
+         "decode steps of one layer with 32 query heads; " + setting,
+         Better::kHigher,
+         {}},
+        {1 / seconds.median, seconds.spread / (seconds.median * seconds.median), seconds.samples});
+    if (entry == all) return;
+    report.Add({"tokens_per_s_" + name + "_vs_all_" + length,
+                "x",
+                "exact attention to all rows in the sidecar; " + setting,
+                Better::kHigher,
+                {}},
+               rounds.Speedup(entry, all));
+  };
+  report_method("all", all, "exact attention to all rows in the sidecar");
+  report_method("flat", flat, "1024 tokens by exact scores");
+  report_method("pq", pq, "1024 tokens, m=4 b=8");
+  report_method("kcache", kcache,
+                "128 tokens of each query head by exact scores of the bench itself; values in the "
+                "sidecar");
+}
+
+int Main(int argc, char** argv) {
+  Report report(argc, argv, 15, "systems");
+  const Sidecar sidecar;
+  pqc_client* client = sidecar.OpenClient(1);
+  if (pqc_client_path(client) != PQC_PATH_LOCAL) Require(false, "the client chose no local path");
+  pqc_cache* cache = OpenCache(client, "methods", uint64_t{2} << 30);
+  pqc_cache* values = OpenValueCache(client, "values", uint64_t{1} << 30);
+  {
+    const Rows rows(16 << 10);
+    CheckKCache(client, cache, values, rows);
+    for (const uint64_t kilo : {32, 128}) {
+      Context context(client, cache, values, rows, kilo << 10);
+      Rounds rounds(1);
+      sidecar.WaitIdle();
+      AddRows(std::to_string(kilo) + "k", context, rounds, report.rounds(), report);
+    }
+  }
+  pqc_cache_close(values);
+  pqc_cache_close(cache);
+  pqc_client_close(client);
+  return report.Finish();
+}
+
+}  // namespace
+}  // namespace pqcached::bench
+
+int main(int argc, char** argv) { return pqcached::bench::Main(argc, argv); }

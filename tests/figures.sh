@@ -95,6 +95,8 @@ for area in "${areas[@]}"; do
     echo "== systems: the trained models with their values in the sidecar" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/kcache_rows.py build/bench --json "$rows/systems-kcache.json" \
       --grid build/bench/kcache_grid.json >&2
+    echo "== systems: graphs beside exact search, IVF and HNSW" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/graph/graph_rows.py build/bench --json "$rows/systems-graph.json" >&2
     echo "== systems: the size of a plug-in" >&2
     PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/plugin_rows.py --json "$rows/systems-plugin.json"
   fi

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-#include "client/base/plugin_words.h"
+#include "client/base/descriptor_words.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
@@ -146,22 +146,33 @@ pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
 
 namespace {
 
-// Checks the words that only indexes of plug-ins have.
-pqc_status CheckPluginWords(const pqc_index& index, bool is_plugin, const char* name) {
-  if (!is_plugin) {
+// Returns whether a descriptor is one that pqc_index_make writes for a graph.
+bool IsGraph(const kvstore::IndexDescriptor& index) {
+  const kvstore::IndexType* const type = kvstore::FindIndexType(index);
+  return index.kind == kvstore::IndexKind::kGraph && kvstore::HasAllowedValues(*type, index);
+}
+
+// Checks the words that only indexes have which pqc_index_make or pqc_client_index_make has made.
+pqc_status CheckDescriptorWords(const pqc_index& index, const char* name) {
+  if (!HasDescriptorWords(index)) {
     for (size_t word = 0; word < std::size(index.reserved); ++word) {
       if (word != PQC_INDEX_LAYOUT && index.reserved[word]) return Unimplemented(name, "reserved");
     }
     return PQC_OK;
   }
-  const kvstore::IndexDescriptor descriptor = PluginDescriptorOf(index);
+  const kvstore::IndexDescriptor descriptor = WordsDescriptorOf(index);
+  const char* const makers =
+      "must be those that pqc_index_make or pqc_client_index_make has written";
+  const FieldPath field = FieldPath::Of("%s.reserved", name);
+  if (index.kind == PQC_INDEX_GRAPH) {
+    return IsGraph(descriptor) ? PQC_OK : Fail(PQC_INVALID_ARGUMENT, field, "%s", makers);
+  }
   const std::string plugin = kvstore::PluginNameOf(descriptor);
   if (kvstore::IsPluginName(plugin) &&
       kvstore::IsSamePlugin(descriptor, kvstore::PluginIndexOf(plugin))) {
     return PQC_OK;
   }
-  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.reserved", name),
-              "must be those that pqc_client_index_make has written");
+  return Fail(PQC_INVALID_ARGUMENT, field, "%s", makers);
 }
 
 }  // namespace
@@ -169,12 +180,13 @@ pqc_status CheckPluginWords(const pqc_index& index, bool is_plugin, const char* 
 pqc_status CheckIndex(const pqc_index& index, const char* name) {
   RETURN_IF_ERROR(CheckMemberSize(index, name));
   const uint32_t kind = RawEnum(index.kind);
-  if (kind > PQC_INDEX_PLUGIN) {
+  if (kind > PQC_INDEX_GRAPH) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
-                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ, PQC_INDEX_FLAT or PQC_INDEX_PLUGIN",
+                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ, PQC_INDEX_FLAT, PQC_INDEX_PLUGIN or "
+                "PQC_INDEX_GRAPH",
                 kind);
   }
-  RETURN_IF_ERROR(CheckPluginWords(index, kind == PQC_INDEX_PLUGIN, name));
+  RETURN_IF_ERROR(CheckDescriptorWords(index, name));
   const uint32_t layout = index.reserved[PQC_INDEX_LAYOUT];
   if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits || layout)) {
     const char* const field = index.subspaces ? "subspaces" : index.bits ? "bits" : "layout";
@@ -190,7 +202,7 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
 }
 
 kvstore::IndexDescriptor ToDescriptor(const pqc_index& index) {
-  if (index.kind == PQC_INDEX_PLUGIN) return PluginDescriptorOf(index);
+  if (HasDescriptorWords(index)) return WordsDescriptorOf(index);
   return {kvstore::IndexKind::kPq, index.subspaces, index.bits,
           static_cast<kvstore::SubspaceLayout>(index.reserved[PQC_INDEX_LAYOUT])};
 }
@@ -204,6 +216,7 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
       break;
     case PQC_INDEX_PQ:
     case PQC_INDEX_PLUGIN:
+    case PQC_INDEX_GRAPH:
       *to = ToDescriptor(index);
       break;
     case PQC_INDEX_FLAT:
@@ -218,11 +231,18 @@ pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name
   constexpr uint32_t kLayoutVersion = 16;  // of Remote: the first that sends a layout
   constexpr uint32_t kWeightedVersion = 19;
   constexpr uint32_t kPluginsVersion = 18;
+  constexpr uint32_t kGraphVersion = 20;
   if (kvstore::IsPlugin(index)) {
     if (remote_version >= kPluginsVersion) return PQC_OK;
     return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
                 "libpqcached_rpc is older than indexes of plug-ins; install the library of the "
                 "client's release");
+  }
+  if (index.kind == kvstore::IndexKind::kGraph) {
+    if (remote_version >= kGraphVersion) return PQC_OK;
+    return Fail(
+        PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
+        "libpqcached_rpc is older than graphs; install the library of the client's release");
   }
   const uint32_t wanted = index.layout == kvstore::SubspaceLayout::kPairs        ? 0
                           : index.layout == kvstore::SubspaceLayout::kContiguous ? kLayoutVersion
@@ -235,8 +255,8 @@ pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name
 
 pqc_index ToIndex(const kvstore::IndexDescriptor& index) {
   pqc_index to = PQC_INIT(pqc_index);
-  if (kvstore::IsPlugin(index)) {
-    SetPluginWords(index, &to);
+  if (HasDescriptorWords(index)) {
+    SetDescriptorWords(index, &to);
     return to;
   }
   const bool is_pq = index.kind == kvstore::IndexKind::kPq;

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "client/base/plugin_words.h"
+#include "client/base/descriptor_words.h"
 #include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 #include "kernels/base/status_macros.h"
@@ -86,7 +86,7 @@ grpc::Status MakePluginIndex(const v1::ListIndexTypesResponse& types, const std:
       }
       RETURN_IF_ERROR(SetParameter(type, given[i], &index));
     }
-    SetPluginWords(index, made);
+    SetDescriptorWords(index, made);
     return grpc::Status::OK;
   }
   return Refuse(grpc::StatusCode::INVALID_ARGUMENT, "type", "\"" + name + "\", no such index type");

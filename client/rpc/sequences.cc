@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "client/base/plugin_words.h"
+#include "client/base/descriptor_words.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 #include "kernels/base/status_macros.h"
@@ -287,8 +287,13 @@ pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint
       live_index->bits = index.pq().bits();
       live_index->reserved[PQC_INDEX_LAYOUT] = static_cast<uint32_t>(index.pq().layout());
     }
-    kvstore::IndexDescriptor plugin;
-    if (codec::DecodePlugin(index, &plugin)) SetPluginWords(plugin, live_index);
+    kvstore::IndexDescriptor typed;
+    if (index.has_typed() && codec::Decode(index, "live_index", &typed).ok() &&
+        HasDescriptorWords(typed)) {
+      SetDescriptorWords(typed, live_index);
+    } else if (codec::DecodePlugin(index, &typed)) {
+      SetDescriptorWords(typed, live_index);
+    }
     return status;
   });
 }

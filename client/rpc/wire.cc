@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "client/base/plugin_words.h"
+#include "client/base/descriptor_words.h"
 #include "proto/codec/index.h"
 
 namespace pqcached::client {
@@ -64,8 +64,8 @@ bool ToWire(const pqc_index& index, v1::IndexSpec* spec) {
         static_cast<v1::PqIndex::Layout>(index.reserved[PQC_INDEX_LAYOUT]));
   } else if (index.kind == PQC_INDEX_FLAT) {
     spec->mutable_flat();
-  } else if (index.kind == PQC_INDEX_PLUGIN) {
-    codec::Encode(PluginDescriptorOf(index), spec);
+  } else if (HasDescriptorWords(index)) {
+    codec::Encode(WordsDescriptorOf(index), spec);
   }
   return index.kind != PQC_INDEX_DEFAULT;
 }

@@ -6,7 +6,6 @@
 
 #include "kernels/base/status_macros.h"
 #include "kvstore/memory/durable_store.h"
-#include "kvstore/read/indexes/plugin_names.h"
 #include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
@@ -34,8 +33,10 @@ absl::Status Build::Allocate() {
   const std::vector<SegmentEntry>& entries = base_->list->segments;
   std::vector<uint32_t> ends;
   for (size_t i = 0; i < entries.size(); ++i) ends.push_back(segment_end(i));
-  generations_ =
-      SplitGenerations(ends, MinGenerationTokens(ends.back(), cache_.segmenting.codebook_tokens));
+  generations_ = SplitGenerations(
+      ends, type_.TrainsOnRows()
+                ? MinGenerationTokens(ends.back(), cache_.segmenting.codebook_tokens)
+                : ends.back());
 
   std::vector<size_t> sizes_bytes;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
@@ -142,8 +143,7 @@ absl::Status Build::StopStatus() const {
 // Costs are measured only with a deadline, so that a build without one, and with a number of
 // iterations, depends on no clock.
 void Build::MeasureCosts() {
-  // A plug-in trains in one piece, which a measurement would do several times.
-  if (spec_.deadline == SteadyTime::InfiniteFuture() || IsPlugin(spec_.index)) return;
+  if (spec_.deadline == SteadyTime::InfiniteFuture() || !type_.Iterates()) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
     costs_.push_back(stored.shape.has_index() ? cache_.costs.Measured(stored.shape, spec_.index)
                                               : BuildCost{});
@@ -188,14 +188,20 @@ absl::Status Build::Run() {
   return publish_status_;
 }
 
+bool Build::GoesOn() {
+  if (Stopped()) return false;
+  if (clock_() < spec_.deadline) return true;
+  RequestStop(Stop::kDeadline);
+  return false;
+}
+
 void Build::RunTask(const Task& task) {
-  if (Stopped()) return;
-  if (clock_() >= spec_.deadline) return RequestStop(Stop::kDeadline);
+  if (!GoesOn()) return;
   Unit& unit = *task.unit;
   unit.results[size_t{task.kv_head} * head_tasks_ + task.number] = TrainTask(task);
   tasks_left_.fetch_sub(1);
   if (Stopped() || unit.tasks_left[task.kv_head].fetch_sub(1) != 1) return;
-  EncodeHead(unit, task.kv_head);
+  if (!EncodeHead(unit, task.kv_head)) return;
   coding_left_ns_.fetch_sub(absl::ToInt64Nanoseconds(CodingTime(unit)));
   if (unit.heads_left.fetch_sub(1) == 1) FinishUnit(unit);
 }
@@ -289,7 +295,7 @@ void Build::UpdateSlowdown(absl::Duration took, absl::Duration by_costs) {
   slowdown_ = std::clamp(absl::FDivDuration(took, by_costs), 1.0, kMaxSlowdown);
 }
 
-void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
+bool Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
   const StoredLayers::Layer& stored = layer(unit);
   const kernels::Exec& exec = cache_.compute.exec;
   const ScratchPool::Buffer scratch =
@@ -300,8 +306,11 @@ void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
     const SegmentIndex::Layer& index = segment_indexes_[i]->layer(unit.layer_slot);
     const uint32_t slot_end = segment_end(i) - rows.first_position();
     EncodeSlots(exec, stored, rows, index, kv_head, {0, slot_end}, scratch.bytes());
-    CloseHead(exec, index, kv_head, slot_end);
+    const bool closed = CloseHead(cache_.compute, stored, rows, index, kv_head, slot_end,
+                                  [this] { return GoesOn(); });
+    if (!closed) return false;
   }
+  return true;
 }
 
 void Build::FinishUnit(Unit& unit) {
@@ -392,10 +401,12 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
       const uint32_t tokens = snapshot.layer_tokens[slot];
       const uint32_t end =
           std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);
-      ASSIGN_OR_RETURN(auto layer, entry.closed ? CodeLayer(cache_, slot, *entry.rows, end - first,
-                                                            spec_.sink_tokens, codebook)
-                                                : CodeOpenLayer(cache_, slot, *entry.rows,
-                                                                end - first, codebook));
+      // Under the lease, a long closing is left out.
+      const bool closes = entry.closed && !(with_tail && type_.ClosesLater());
+      ASSIGN_OR_RETURN(
+          auto layer,
+          closes ? CodeLayer(cache_, slot, *entry.rows, end - first, spec_.sink_tokens, codebook)
+                 : CodeOpenLayer(cache_, slot, *entry.rows, end - first, codebook));
       index = index->With(slot, std::move(layer));
     }
     indexed.push_back({entry.rows->segment_id(), std::move(index)});

@@ -92,13 +92,16 @@ class Build {
   void UpdateSlowdown(absl::Duration took, absl::Duration by_costs);
   void RequestStop(Stop reason);
   bool Stopped();
+  // Returns whether the build is not stopped; a deadline that has passed stops it.
+  bool GoesOn();
   absl::Status StopStatus() const;
   void RunTask(const Task& task);
   TrainingArgs ArgsOf(const Task& task, std::span<const kernels::RowSpan> rows);
   // Makes what the tasks of each kv head have in common.
   void PrepareHeads();
   TrainingResult TrainTask(const Task& task);
-  void EncodeHead(const Unit& unit, uint32_t kv_head);
+  // Returns false when the build stopped, before all segments were closed.
+  bool EncodeHead(const Unit& unit, uint32_t kv_head);
   void FinishUnit(Unit& unit);
   absl::Status PublishLayer(uint32_t layer_slot);
   // Returns the codes that this build has made for a segment; null when there are none.

@@ -84,9 +84,9 @@ class Trial {
     data->kv_head_count = 1;
     data->slot_capacity = kRows;
     type_.FormatData(shape_, data);
-    scratch_bytes_ =
-        std::max({type_.TrainScratchBytes(exec_, Training(0)),
-                  type_.EncodeScratchBytes(index, shape_), type_.PrepareScratchBytes(Training(0))});
+    scratch_bytes_ = std::max(
+        {type_.TrainScratchBytes(exec_, Training(0)), type_.EncodeScratchBytes(index, shape_),
+         type_.PrepareScratchBytes(Training(0)), type_.CloseScratchBytes(Closing())});
     scratch_ = NewBytes(scratch_bytes_);
     type_.PrepareTraining(Training(0), {scratch_.get(), scratch_bytes_});
   }
@@ -105,7 +105,8 @@ class Trial {
                   .slots = {0, kRows},
                   .data = &data()},
                  {scratch_.get(), scratch_bytes_});
-    if (type_.HasClosing(data())) type_.CloseHead(exec_, /*kv_head=*/0, kRows, &data());
+    if (type_.HasClosing(data()))
+      type_.CloseHead(exec_, Closing(), {scratch_.get(), scratch_bytes_});
   }
 
  private:
@@ -126,6 +127,14 @@ class Trial {
                         .queries_per_position = 1},
             .keep_going = [] { return true; },
             .codebook = &codebook()};
+  }
+
+  CloseArgs Closing() {
+    return {.shape = shape_,
+            .codebook = &codebook(),
+            .rows = rows_.get(),
+            .slot_end = kRows,
+            .data = &data()};
   }
 
   CodebookHeader& codebook() const { return *reinterpret_cast<CodebookHeader*>(codebook_.get()); }

@@ -1,6 +1,8 @@
 #include "kvstore/index/layer_build.h"
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -8,7 +10,6 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/memory/durable_store.h"
-#include "kvstore/read/indexes/plugin_names.h"
 #include "kvstore/read/indexes/seeds.h"
 #include "kvstore/refusal.h"
 
@@ -41,7 +42,8 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
 absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot,
                                          const SegmentRows& rows, uint32_t slot_end,
                                          uint32_t counted_begin,
-                                         std::shared_ptr<const Codebook> codebook, bool count) {
+                                         std::shared_ptr<const Codebook> codebook, bool count,
+                                         const std::function<bool()>& keep_going) {
   const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
   const IndexDescriptor index = codebook->header().index;
   const std::vector<size_t> sizes_bytes = {
@@ -51,12 +53,15 @@ absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), counted_begin,
                               std::move(extents.front()), std::move(codebook));
   const kernels::Exec& exec = cache.compute.exec;
+  std::atomic<bool> stopped = false;
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
     const ScratchPool::Buffer scratch =
         cache.compute.scratch.Take(BuiltTypeOf(index).EncodeScratchBytes(index, layer.shape));
     EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
-    if (count) CloseHead(exec, data, kv_head, slot_end);
+    if (!count || stopped) return;
+    if (!CloseHead(cache.compute, layer, rows, data, kv_head, slot_end, keep_going)) stopped = true;
   });
+  if (stopped) return Cancelled("the coding was given up");
   if (count) PublishClosing(data, slot_end);
   return data;
 }
@@ -83,7 +88,7 @@ uint32_t AdaptiveIterations(const Cache& cache, uint32_t layer_slot, const Index
   const PrefillCost prefill = cache.prefill_times->Cost();
   const double seconds =
       PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
-  if (seconds <= 0 || IsPlugin(index)) return kMaxAdaptiveIterations;
+  if (seconds <= 0 || !BuiltTypeOf(index).Iterates()) return kMaxAdaptiveIterations;
   const LayerShape& shape = cache.layers.layers[layer_slot].shape;
   return IterationsWithin(cache.costs.Measured(shape, index),
                           {.head_count = shape.kv_heads,
@@ -163,17 +168,20 @@ double MeasureLayer(const Cache& cache, const LayerTraining& training, const Cod
 absl::StatusOr<SegmentIndex::Layer> CodeLayer(const Cache& cache, uint32_t layer_slot,
                                               const SegmentRows& rows, uint32_t slot_end,
                                               uint32_t sink_tokens,
-                                              std::shared_ptr<const Codebook> codebook) {
+                                              std::shared_ptr<const Codebook> codebook,
+                                              const std::function<bool()>& keep_going) {
   const uint32_t end = rows.first_position() + slot_end;
   const uint32_t counted_begin =
       std::clamp(sink_tokens, rows.first_position(), end) - rows.first_position();
-  return Code(cache, layer_slot, rows, slot_end, counted_begin, std::move(codebook), true);
+  return Code(cache, layer_slot, rows, slot_end, counted_begin, std::move(codebook), true,
+              keep_going);
 }
 
 absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t layer_slot,
                                                   const SegmentRows& rows, uint32_t slot_end,
                                                   std::shared_ptr<const Codebook> codebook) {
-  return Code(cache, layer_slot, rows, slot_end, /*counted_begin=*/0, std::move(codebook), false);
+  return Code(cache, layer_slot, rows, slot_end, /*counted_begin=*/0, std::move(codebook), false,
+              {});
 }
 
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,

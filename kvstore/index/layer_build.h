@@ -68,11 +68,13 @@ double MeasureLayer(const Cache& cache, const LayerTraining& training, const Cod
 // Allocates the index data of one layer of a segment, codes its slots [0, slot_end), and counts and
 // lists those after the sink tokens. The segment is closed, or full in this layer.
 //
-// Errors: kResourceExhausted with the shortfall.
+// Errors: kResourceExhausted with the shortfall; kCancelled after `keep_going` has returned false,
+// which only types ask that close segments later.
 absl::StatusOr<SegmentIndex::Layer> CodeLayer(const Cache& cache, uint32_t layer_slot,
                                               const SegmentRows& rows, uint32_t slot_end,
                                               uint32_t sink_tokens,
-                                              std::shared_ptr<const Codebook> codebook);
+                                              std::shared_ptr<const Codebook> codebook,
+                                              const std::function<bool()>& keep_going = {});
 
 // Does the same for slots of the active segment, without counts and lists, which are written when
 // it is closed.

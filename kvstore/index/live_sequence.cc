@@ -207,8 +207,10 @@ absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& pla
   }
   if (train) {
     RETURN_IF_ERROR(TrainAndCode(snapshot, place));
-    if (place.token_end - state.generation_begin >= codebook_tokens)
+    if (place.token_end - state.generation_begin >= codebook_tokens ||
+        !BuiltTypeOf(spec_.index).TrainsOnRows()) {
       FinishGeneration(place.layer_slot);
+    }
   } else if (!IsCoded(*place.entry, place.layer_slot) ||
              (!state.mature &&
               IndexOf(*place.entry)->codebook(place.layer_slot) != state.codebook)) {
@@ -319,7 +321,7 @@ absl::Status LiveSequence::CodeAndPublish(const Place& place,
   const SegmentRows& rows = *place.entry->rows;
   ASSIGN_OR_RETURN(auto layer,
                    CodeLayer(*cache_, place.layer_slot, rows, place.token_end - place.begin(),
-                             spec_.sink_tokens, std::move(codebook)));
+                             spec_.sink_tokens, std::move(codebook), go_on_));
   if (!go_on_()) return Cancelled("the coding was given up");
   std::shared_ptr<const SegmentIndex> index;
   if (IndexOf(*place.entry) == nullptr) {

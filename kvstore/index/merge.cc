@@ -1,7 +1,9 @@
 #include "kvstore/index/merge.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -52,7 +54,8 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
 // Copies the run's codes. All segments of the run have the same codebook.
 absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run, size_t index,
                                               uint32_t layer_slot, const SegmentRows& rows,
-                                              uint32_t sink_tokens) {
+                                              uint32_t sink_tokens,
+                                              const std::function<bool()>& keep_going = {}) {
   const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
   const SegmentIndex& newest = *run.entries.back().indexes[index];
   const std::vector<size_t> sizes_bytes = {
@@ -63,14 +66,22 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - run.begin(),
                               std::move(extents.front()), newest.codebook(layer_slot));
   const BuiltIndexType& type = BuiltTypeOf(newest.index());
+  std::atomic<bool> stopped = false;
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+    bool is_closed = false;
     for (const SegmentEntry& entry : run.entries) {
       PQC_CRASH_POINT();
-      type.CopyCodes(entry.indexes[index]->header(layer_slot), kv_head, run.tokens_of(entry),
-                     entry.rows->first_position() - run.begin(), &data.header());
+      const bool closed =
+          type.CopyCodes(entry.indexes[index]->header(layer_slot), kv_head, run.tokens_of(entry),
+                         entry.rows->first_position() - run.begin(), &data.header());
+      is_closed = closed && run.entries.size() == 1;
     }
-    CloseHead(cache.compute.exec, data, kv_head, run.end() - run.begin());
+    if (is_closed || stopped) return;
+    const bool closed =
+        CloseHead(cache.compute, layer, rows, data, kv_head, run.end() - run.begin(), keep_going);
+    if (!closed) stopped = true;
   });
+  if (stopped) return Cancelled("the merge was given up");
   PublishClosing(data, run.end() - run.begin());
   return data;
 }
@@ -96,14 +107,14 @@ absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSp
     training.first = newest.get();
     TrainLayer(cache, training, *fresh);
     return CodeLayer(cache, layer_slot, *rows, run.end() - run.begin(), spec.sink_tokens,
-                     std::move(fresh));
+                     std::move(fresh), spec.keep_going);
   }
   const bool same = std::all_of(run.entries.begin(), run.entries.end(), [&](const auto& entry) {
     return entry.indexes[index]->codebook(layer_slot) == newest;
   });
-  return same ? CopyCodes(cache, run, index, layer_slot, *rows, spec.sink_tokens)
+  return same ? CopyCodes(cache, run, index, layer_slot, *rows, spec.sink_tokens, spec.keep_going)
               : CodeLayer(cache, layer_slot, *rows, run.end() - run.begin(), spec.sink_tokens,
-                          newest);
+                          newest, spec.keep_going);
 }
 
 }  // namespace

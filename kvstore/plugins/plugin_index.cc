@@ -405,10 +405,11 @@ void PluginIndex::Encode(const kernels::Exec& exec, const EncodeArgs& args,
   }
 }
 
-void PluginIndex::CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
+bool PluginIndex::CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
                             uint32_t first_slot, IndexDataHeader* to) const {
   std::memcpy(CodesOf(*to, kv_head, first_slot), CodesOf(from, kv_head, 0),
               slot_count * from.plane_stride_bytes);
+  return false;
 }
 
 uint32_t SwitchedOffIndex::ValueOf(const IndexDescriptor& index, size_t parameter) const {

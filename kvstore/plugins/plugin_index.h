@@ -92,6 +92,8 @@ class PluginIndex final : public BuiltIndexType {
 
   // Builds.
   bool NeedsSamples(const IndexDescriptor& index, uint32_t key_dim) const override;
+  // A plug-in trains in one piece, which a measurement would do several times.
+  bool Iterates() const override { return false; }
   uint32_t TrainingTasks(const IndexDescriptor&) const override { return 1; }
   size_t TrainScratchBytes(const kernels::Exec& exec, const TrainingArgs& args) const override;
   TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args,
@@ -104,8 +106,10 @@ class PluginIndex final : public BuiltIndexType {
   void Encode(const kernels::Exec& exec, const EncodeArgs& args,
               std::span<std::byte> scratch) const override;
   bool HasClosing(const IndexDataHeader&) const override { return false; }
-  void CloseHead(const kernels::Exec&, uint32_t, uint32_t, IndexDataHeader*) const override {}
-  void CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
+  bool CloseHead(const kernels::Exec&, const CloseArgs&, std::span<std::byte>) const override {
+    return true;
+  }
+  bool CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
                  uint32_t first_slot, IndexDataHeader* to) const override;
 
  private:

@@ -168,6 +168,8 @@ HeadSearch SearchOf(const kernels::Exec& exec, const LayerView& view, const Args
           .index = args.index,
           .plan = plan,
           .kv_head = view.stored_head(kv_head),
+          .sharing_heads = view.sharing_heads,
+          .sharing_head = kv_head % view.sharing_heads,
           .queries = HeadQueries(view.shape, args.queries, kv_head),
           .prepared = own.prepared,
           .work = own.work};

@@ -50,7 +50,8 @@ namespace pqcached::kvstore {
 //   3  ControlPage has slot words
 //   4  CodebookHeader has paired_dims, IndexDescriptor has a layout of sub-spaces
 //   5  SubspaceLayout has kWeighted, whose codebooks have maps of keys and queries
-inline constexpr uint32_t kLayoutVersion = 5;
+//   6  IndexKind has kGraph
+inline constexpr uint32_t kLayoutVersion = 6;
 // Oldest version of extents that an earlier process may have left in a pool and that this one
 // reads: paired_dims and the layout are 0 there, which is what they mean.
 inline constexpr uint32_t kOldestExtentVersion = 3;
@@ -118,6 +119,7 @@ enum class RowOrder : uint32_t {
 enum class IndexKind : uint32_t {
   kFlat = 0,  // exact scores over the rows; has no index data
   kPq = 1,
+  kGraph = 2,  // graphs over keys, one for each query head (RetrievalAttention)
 };
 
 // Cut of the sub-spaces of a pq index from a key. Numbered as in the proto.
@@ -132,8 +134,10 @@ enum class SubspaceLayout : uint32_t {
 // One index over a layer. A sequence has at most kMaxIndexes of them, numbered by index slot.
 struct IndexDescriptor {
   IndexKind kind = IndexKind::kFlat;
-  uint32_t subspace_count = 0;  // pq: m, divides key_dim, at most half of it
-  uint32_t bits = 0;            // pq: b in 1..8
+  // pq: m, divides key_dim, at most half of it. graph: neighbours of a key by projection
+  uint32_t subspace_count = 0;
+  uint32_t bits = 0;  // pq: b in 1..8. graph: nearest keys of a query sample
+  // Of pq. graph: the number of query samples, at most
   SubspaceLayout layout = SubspaceLayout::kPairs;
   friend bool operator==(const IndexDescriptor&, const IndexDescriptor&) = default;
 };
@@ -156,6 +160,10 @@ struct IndexDescriptor {
 // Cells are counted only where m*b <= 12 and 2 * slot_capacity >= 2^(m*b): scanning the codes of a
 // smaller segment is faster than reading its counts. counted_end is stored once, with release
 // order, when the segment is closed. Before that it is 0 and counts and lists have no meaning.
+//
+// Under an index of kind kGraph the planes of a kv head are graphs (kernels/graph/graph.h), one for
+// each of its query heads, whose nodes are the slots [counted_begin, counted_end). There are no
+// counts and lists.
 struct IndexDataHeader {
   static constexpr uint32_t kMagic = 0x58444950;  // "PIDX"
   uint32_t magic = kMagic;
@@ -187,6 +195,10 @@ struct IndexDataHeader {
 // next multiple of kContentAlignment each: float[key_dim][key_dim], input by output. The codebook
 // says itself how its sub-spaces are cut: those of earlier versions are contiguous under any layout
 // of their index.
+//
+// Under an index of kind kGraph a kv head has query samples in place of centroids: their number for
+// each query head, uint32_t, and at the next multiple of kContentAlignment float[query_heads of the
+// kv head][most samples][key_dim].
 struct CodebookHeader {
   static constexpr uint32_t kMagic = 0x4b424350;  // "PCBK"
   uint32_t magic = kMagic;

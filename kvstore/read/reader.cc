@@ -14,7 +14,6 @@
 #include "kernels/rows/gather.h"
 #include "kvstore/read/indexes/index_types.h"
 #include "kvstore/read/layer_ops.h"
-#include "kvstore/read/position_checks.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
 

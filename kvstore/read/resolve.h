@@ -1,10 +1,13 @@
-// Resolve: computes candidate ranges and k from the terms of a selection.
+// Resolve: computes candidate ranges and k from the terms of a selection, and checks positions that
+// callers give in its place.
 //
 // Pure; thread-safe.
 #ifndef PQCACHED_KVSTORE_READ_RESOLVE_H_
 #define PQCACHED_KVSTORE_READ_RESOLVE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kvstore/read/layer_view.h"
@@ -43,6 +46,12 @@ ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
 // Does the same and reuses the memory of an earlier result.
 void Resolve(const Selection& selection, uint64_t query_position, uint32_t stored_tokens,
              ResolvedSelection* resolved);
+
+// Checks positions [kv_heads, count]: stored, and with `ascending` in order within a set. Errors:
+// kInvalidArgument, kOutOfRange (positions[i])
+Refusal CheckPositions(const LayerView& view, std::span<const uint32_t> positions, bool ascending);
+// Checks the ascending list of one head. Errors: likewise, with fields "lists[head][i]"
+Refusal CheckList(std::span<const uint32_t> list, size_t head, uint32_t stored);
 
 }  // namespace pqcached::kvstore
 

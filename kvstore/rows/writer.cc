@@ -353,7 +353,8 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
     for (const auto& index : full.indexes) {
       if (index == nullptr || !index->ready(layer_slot)) continue;  // its builder counts it
       if (index->header(layer_slot).counted_end.load() > 0) continue;
-      CloseLayer(cache_->compute.exec, cache_->layers.layers[layer_slot], *index, layer_slot,
+      if (BuiltTypeOf(index->index()).ClosesLater()) continue;
+      CloseLayer(cache_->compute, cache_->layers.layers[layer_slot], *full.rows, *index, layer_slot,
                  slot_end);
     }
   }

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -308,21 +309,33 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
               scratch);
 }
 
-void CloseLayer(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+void CloseLayer(Compute& compute, const StoredLayers::Layer& layer, const SegmentRows& rows,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
   if (!index.ready(layer_slot) || index.header(layer_slot).counted_end.load() != 0) return;
   for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
-    CloseHead(exec, index.layer(layer_slot), kv_head, slot_end);
+    CloseHead(compute, layer, rows, index.layer(layer_slot), kv_head, slot_end);
   }
   PublishClosing(index.layer(layer_slot), slot_end);
 }
 
-void CloseHead(const kernels::Exec& exec, const SegmentIndex::Layer& index, uint32_t kv_head,
-               uint32_t slot_end) {
+bool CloseHead(Compute& compute, const StoredLayers::Layer& layer, const SegmentRows& rows,
+               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end,
+               const std::function<bool()>& keep_going) {
   IndexDataHeader& header = index.header();
-  if (!HasClosing(header, slot_end)) return;
+  if (!HasClosing(header, slot_end)) return true;
+  const BuiltIndexType& type = BuiltTypeOf(header.index);
+  const CloseArgs args{.shape = layer.shape,
+                       .kv_head = kv_head,
+                       .codebook = &index.codebook->header(),
+                       .rows = rows.rows(layer.first_head + kv_head),
+                       .slot_end = slot_end,
+                       .data = &header,
+                       .keep_going = keep_going};
+  const size_t scratch_bytes = type.CloseScratchBytes(args);
+  std::optional<ScratchPool::Buffer> scratch;
+  if (scratch_bytes > 0) scratch.emplace(compute.scratch.Take(scratch_bytes));
   PQC_CRASH_POINT();
-  BuiltTypeOf(header.index).CloseHead(exec, kv_head, slot_end, &header);
+  return type.CloseHead(compute.exec, args, scratch ? scratch->bytes() : std::span<std::byte>());
 }
 
 void PublishClosing(const SegmentIndex::Layer& index, uint32_t slot_end) {

@@ -10,12 +10,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kvstore/memory/checked_bytes.h"
+#include "kvstore/memory/compute.h"
 #include "kvstore/memory/pool.h"
 #include "kvstore/model.h"
 #include "kvstore/read/layer_view.h"
@@ -272,11 +274,13 @@ inline void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& la
 // ready, or when it was done already.
 //
 // REQUIRES: the segment is closed, or about to be.
-void CloseLayer(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+void CloseLayer(Compute& compute, const StoredLayers::Layer& layer, const SegmentRows& rows,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
 // CloseLayer in two steps: CloseHead works on one kv head, PublishClosing announces all heads.
-void CloseHead(const kernels::Exec& exec, const SegmentIndex::Layer& index, uint32_t kv_head,
-               uint32_t slot_end);
+// CloseHead returns false after `keep_going` has: PublishClosing must then not be called.
+bool CloseHead(Compute& compute, const StoredLayers::Layer& layer, const SegmentRows& rows,
+               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end,
+               const std::function<bool()>& keep_going = {});
 void PublishClosing(const SegmentIndex::Layer& index, uint32_t slot_end);
 
 // Returns, per index of the list, the newest codebooks, with which new rows are encoded. Empty for

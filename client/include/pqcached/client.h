@@ -295,8 +295,9 @@ typedef struct pqc_layer_group {
 typedef enum pqc_index_kind {
   PQC_INDEX_DEFAULT = 0, /* the default_index of the pqc_cache_spec that opened the handle */
   PQC_INDEX_PQ = 1, /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
-  PQC_INDEX_FLAT = 2,  /* exact scores over all keys; needs no build */
-  PQC_INDEX_PLUGIN = 3 /* of a plug-in of the sidecar: pqc_client_index_make; needs a build */
+  PQC_INDEX_FLAT = 2,   /* exact scores over all keys; needs no build */
+  PQC_INDEX_PLUGIN = 3, /* of a plug-in of the sidecar: pqc_client_index_make; needs a build */
+  PQC_INDEX_GRAPH = 4   /* graphs over keys, by pqc_index_make; needs a build and query samples */
 } pqc_index_kind;
 
 /* Cut of the sub-spaces of pq from a key. Another layout is another index. */
@@ -314,7 +315,7 @@ typedef struct pqc_index {
   pqc_index_kind kind;
   uint32_t subspaces; /* pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast */
   uint32_t bits;      /* pq: b in 1..8, 2^b centroids per sub-space; 4..8 are fast. Else 0, as m */
-  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. A plug-in's, or 0. */
+  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. As made, or 0. */
   uint32_t reserved[5];
 } pqc_index;
 
@@ -577,9 +578,8 @@ typedef struct pqc_layer_rows {
  * receives the sequence's tokens.
  *
  * Errors: those of pqc_ingest (not the draining), and
- *         PQC_INVALID_ARGUMENT  a layer is missing or listed twice, token counts differ, or the
- *                               rows exceed the sidecar's max_message_bytes: append fewer tokens at
- *                               once */
+ *         PQC_INVALID_ARGUMENT  a layer is missing or listed twice; token counts differ; the rows
+ *                               exceed the sidecar's max_message_bytes: append fewer at once */
 PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
                               const pqc_layer_rows* layers, uint32_t layer_count,
                               uint64_t* token_count);

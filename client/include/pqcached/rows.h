@@ -42,8 +42,9 @@ PQC_API pqc_status pqc_enqueue_rows(pqc_sequence* sequence, uint64_t first_posit
                                     const pqc_row_options* options);
 
 /* Queries of some tokens of a prompt in one layer, after RoPE. An index of layout
- * PQC_SUBSPACES_WEIGHTED is trained on them. Useful are those of the last 64 tokens, which is where
- * a question often is, and of every n-th token before them, 512 in total. */
+ * PQC_SUBSPACES_WEIGHTED is trained on them, and graphs are built from them. Useful are those of
+ * the last 64 tokens, which is where a question often is, and of every n-th token before them, 512
+ * in total. */
 typedef struct pqc_query_samples {
   size_t struct_size;
   uint32_t layer;

@@ -64,6 +64,7 @@ class IndexKind(enum.IntEnum):
     PQ = abi.PQC_INDEX_PQ
     FLAT = abi.PQC_INDEX_FLAT  # exact scores of all keys
     PLUGIN = abi.PQC_INDEX_PLUGIN  # of a plug-in of the sidecar; Client.make_index
+    GRAPH = abi.PQC_INDEX_GRAPH  # Index.make("graph"); needs Sequence.add_query_samples
 
 
 class HeadRule(enum.IntEnum):

@@ -26,7 +26,7 @@ class Index:
     subspaces: int = 0  # pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast
     bits: int = 0  # pq: b in 1..8; 4..8 are fast
     layout: SubspaceLayout = SubspaceLayout.PAIRS  # pq
-    plugin: Tuple[int, ...] = ()  # what Client.make_index has made
+    plugin: Tuple[int, ...] = ()  # what make or Client.make_index has made
 
     @staticmethod
     def pq(subspaces: int, bits: int, layout: SubspaceLayout = SubspaceLayout.PAIRS) -> "Index":
@@ -62,7 +62,7 @@ class Index:
         check(call(text("type", type), given, len(parameters), ctypes.byref(made)))
         kind, words = IndexKind(made.kind), tuple(made.reserved[abi.PQC_INDEX_LAYOUT + 1:])
         return Index(kind, made.subspaces, made.bits, SubspaceLayout(made.reserved[abi.PQC_INDEX_LAYOUT]),
-                     words if kind == IndexKind.PLUGIN else ())
+                     words if kind in (IndexKind.PLUGIN, IndexKind.GRAPH) else ())
 
     def c(self) -> abi.Index:
         made = abi.Index(kind=member(IndexKind, "index.kind", self.kind),

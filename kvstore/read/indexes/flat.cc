@@ -27,6 +27,10 @@ SearchScratch FlatIndex::ScoreScratch(const LayerShape& shape, const IndexDescri
 
 void FlatIndex::Score(const HeadSearch& search, const SearchPiece& piece, float* logits,
                       size_t stride) const {
+  ScoreRowsOf(search, piece, logits, stride);
+}
+
+void ScoreRowsOf(const HeadSearch& search, const SearchPiece& piece, float* logits, size_t stride) {
   const LayerShape& shape = search.shape;
   const uint32_t group = shape.group_size();
   kernels::ExactScores(search.exec, {.dtype = shape.dtype,

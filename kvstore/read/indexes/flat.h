@@ -30,6 +30,10 @@ class FlatIndex final : public IndexType {
   void Select(const HeadSearch&, GroupRule, std::span<uint32_t>) const override {}
 };
 
+// Writes the scaled logits of the rows of a piece, as IndexType::Score. `search.work`:
+// ExactScoreScratchBytes.
+void ScoreRowsOf(const HeadSearch& search, const SearchPiece& piece, float* logits, size_t stride);
+
 }  // namespace pqcached::kvstore
 
 #endif  // PQCACHED_KVSTORE_READ_INDEXES_FLAT_H_

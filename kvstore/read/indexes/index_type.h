@@ -62,7 +62,11 @@ struct HeadSearch {
   const IndexDescriptor& index;
   const SearchPlan& plan;
   uint32_t kv_head = 0;
-  std::span<const float> queries;  // [G, key_dim]
+  // Searches that have the rows of the same kv head, for a share of its query heads each, and the
+  // ordinal of this one: 1 and 0, or the query heads of a kv head and one of them.
+  uint32_t sharing_heads = 1;
+  uint32_t sharing_head = 0;
+  std::span<const float> queries;  // [G, key_dim]: of query tokens and then query heads
   std::span<std::byte> prepared;   // 64-byte aligned
   std::span<std::byte> work;       // 64-byte aligned
 };
@@ -122,6 +126,17 @@ struct EncodeArgs {
   const std::byte* rows = nullptr;  // of the first slot
   PositionRange slots;
   IndexDataHeader* data = nullptr;
+};
+
+// Rows of one kv head of a segment that is closed.
+struct CloseArgs {
+  LayerShape shape;
+  uint32_t kv_head = 0;
+  const CodebookHeader* codebook = nullptr;
+  const std::byte* rows = nullptr;  // of slot 0
+  uint32_t slot_end = 0;            // above the header's counted_begin
+  IndexDataHeader* data = nullptr;
+  std::function<bool()> keep_going = {};  // false ends the work; absent: always true
 };
 
 class BuiltIndexType;
@@ -215,6 +230,11 @@ class BuiltIndexType : public IndexType {
     static_cast<void>(args);
     static_cast<void>(scratch);
   }
+  // Returns whether training repeats iterations, whose number and costs a build can choose. Costs
+  // of others are not measured.
+  virtual bool Iterates() const { return true; }
+  // Returns whether a codebook depends on the rows that it is trained on. Others are trained once.
+  virtual bool TrainsOnRows() const { return true; }
   // Returns the number of independent training tasks per kv head.
   virtual uint32_t TrainingTasks(const IndexDescriptor& index) const = 0;
   virtual size_t TrainScratchBytes(const kernels::Exec& exec, const TrainingArgs& args) const = 0;
@@ -233,11 +253,21 @@ class BuiltIndexType : public IndexType {
   // Returns whether closed segments get more than their codes. CloseHead makes it of the slots
   // [counted_begin, slot_end); readers use it once counted_end says so.
   virtual bool HasClosing(const IndexDataHeader& header) const = 0;
-  virtual void CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t slot_end,
-                         IndexDataHeader* data) const = 0;
+  // Returns whether that takes so long that writers do not do it: segments that they have coded get
+  // it when a background merge or the next build codes them. Searches find the rows without it.
+  virtual bool ClosesLater() const { return false; }
+  virtual size_t CloseScratchBytes(const CloseArgs& args) const {
+    static_cast<void>(args);
+    return 0;
+  }
+  // Returns false after `keep_going` has: the slots are then as before closing. `scratch`: 64-byte
+  // aligned.
+  virtual bool CloseHead(const kernels::Exec& exec, const CloseArgs& args,
+                         std::span<std::byte> scratch) const = 0;
   // Copies the codes of the first `slot_count` slots, which the same codebook made, to the slots
-  // from `first_slot` on.
-  virtual void CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
+  // from `first_slot` on. Returns whether it has also copied what closing makes of exactly the
+  // slots [to->counted_begin, slot_count).
+  virtual bool CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
                          uint32_t first_slot, IndexDataHeader* to) const = 0;
 
  protected:

@@ -8,6 +8,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/indexes/flat.h"
+#include "kvstore/read/indexes/graph.h"
 #include "kvstore/read/indexes/pq.h"
 
 namespace pqcached::kvstore {
@@ -15,10 +16,11 @@ namespace {
 
 const FlatIndex kFlatIndex;
 const PqIndex kPqIndex;
+const GraphIndex kGraphIndex;
 
 // A new type is registered here.
-constexpr size_t kBuiltInTypes = 2;
-const IndexType* types[kBuiltInTypes + kMaxPlugins] = {&kPqIndex, &kFlatIndex};
+constexpr size_t kBuiltInTypes = 3;
+const IndexType* types[kBuiltInTypes + kMaxPlugins] = {&kPqIndex, &kFlatIndex, &kGraphIndex};
 IndexDescriptor plugins[kMaxPlugins];  // their names
 size_t plugin_count = 0;
 
@@ -91,6 +93,8 @@ const IndexType* FindIndexType(const IndexDescriptor& index) {
       return &kFlatIndex;
     case IndexKind::kPq:
       return &kPqIndex;
+    case IndexKind::kGraph:
+      return &kGraphIndex;
   }
   for (size_t i = 0; i < plugin_count; ++i) {
     if (IsSamePlugin(plugins[i], index)) return types[kBuiltInTypes + i];

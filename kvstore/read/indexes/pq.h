@@ -50,9 +50,9 @@ class PqIndex final : public BuiltIndexType {
                         const IndexDescriptor& index, const LayerShape& shape,
                         uint32_t slot_capacity) const override;
   bool HasClosing(const IndexDataHeader& header) const override;
-  void CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t slot_end,
-                 IndexDataHeader* data) const override;
-  void CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
+  bool CloseHead(const kernels::Exec& exec, const CloseArgs& args,
+                 std::span<std::byte> scratch) const override;
+  bool CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
                  uint32_t first_slot, IndexDataHeader* to) const override;
 
   // Training and coding (pq_training.cc, pq_weighting.cc).

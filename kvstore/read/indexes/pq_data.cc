@@ -190,9 +190,10 @@ std::string PqIndex::CheckData(const IndexDataHeader& header, size_t extent_byte
 
 bool PqIndex::HasClosing(const IndexDataHeader& header) const { return header.cell_count > 0; }
 
-void PqIndex::CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t slot_end,
-                        IndexDataHeader* data) const {
-  const IndexDataHeader& header = *data;
+bool PqIndex::CloseHead(const kernels::Exec& exec, const CloseArgs& args,
+                        std::span<std::byte>) const {
+  const IndexDataHeader& header = *args.data;
+  const uint32_t kv_head = args.kv_head, slot_end = args.slot_end;
   const uint32_t slot_count = slot_end - header.counted_begin;
   // The geometry of cells does not depend on the key dimension.
   const kernels::PqGeometry geometry =
@@ -215,9 +216,10 @@ void PqIndex::CloseHead(const kernels::Exec& exec, uint32_t kv_head, uint32_t sl
              .begins = {const_cast<uint16_t*>(PostingBegins(header, kv_head)),
                         kernels::PostingBeginCount(geometry, slot_count)},
              .slots = {const_cast<uint16_t*>(PostingSlots(header, kv_head)), slot_count}});
+  return true;
 }
 
-void PqIndex::CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
+bool PqIndex::CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t slot_count,
                         uint32_t first_slot, IndexDataHeader* to) const {
   const uint32_t planes =
       kernels::PlaneCount(GeometryOf(from.index, /*key_dim=*/from.index.subspace_count));
@@ -225,6 +227,7 @@ void PqIndex::CopyCodes(const IndexDataHeader& from, uint32_t kv_head, uint32_t 
     std::memcpy(WritablePlanes(*to, kv_head) + plane * to->plane_stride_bytes + first_slot,
                 Planes(from, kv_head) + plane * from.plane_stride_bytes, slot_count);
   }
+  return false;
 }
 
 }  // namespace pqcached::kvstore

@@ -1,9 +1,13 @@
 // A layer's decode step by each method, beside exact attention to all rows.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/bench/local/decoding.h"
 #include "tests/bench/local/sidecar.h"
@@ -24,6 +28,12 @@ pqc_selection FlatCount(uint64_t tokens) {
   return selection;
 }
 
+pqc_selection FlatPerHead(uint64_t tokens) {
+  pqc_selection selection = FlatCount(tokens);
+  selection.group_rule = PQC_PER_QUERY_HEAD;
+  return selection;
+}
+
 // Ends the program unless the values of all tokens, by the engine's scores, are the exact attention.
 void CheckKCache(pqc_client* client, pqc_cache* cache, pqc_cache* values, const Rows& rows) {
   constexpr uint64_t kTokens = 512;
@@ -41,11 +51,68 @@ void CheckKCache(pqc_client* client, pqc_cache* cache, pqc_cache* values, const 
   Require(error < 1e-6 * norm, "the attention of KCache to all tokens is not the exact one");
 }
 
+pqc_index GraphIndex() {
+  pqc_index index = PQC_INIT(pqc_index);
+  Must(pqc_index_make("graph", nullptr, 0, &index), "pqc_index_make");
+  return index;
+}
+
+pqc_selection GraphCount(uint64_t tokens) {
+  pqc_selection selection = SelectCount(tokens);
+  selection.index = GraphIndex();
+  selection.group_rule = PQC_PER_QUERY_HEAD;
+  return selection;
+}
+
+// Adds queries of 512 tokens, and builds graphs from them.
+void BuildGraphs(pqc_sequence* sequence, uint64_t tokens) {
+  constexpr uint64_t kSamples = 512;
+  std::vector<uint64_t> positions;
+  std::vector<float> queries;
+  for (uint32_t i = 0; i < kSamples; ++i) {
+    positions.push_back(i * (tokens / kSamples));
+    const std::vector<float> of_token = Queries(100 + i);
+    queries.insert(queries.end(), of_token.begin(), of_token.end());
+  }
+  const uint64_t shape[3] = {kSamples, kQueryHeads, kDim};
+  pqc_query_samples samples = PQC_INIT(pqc_query_samples);
+  samples.positions = positions.data();
+  samples.position_count = kSamples;
+  samples.queries = PQC_INIT(pqc_tensor);
+  samples.queries.ptr = queries.data();
+  samples.queries.dtype = PQC_F32;
+  samples.queries.ndim = 3;
+  samples.queries.shape = shape;
+  Must(pqc_add_query_samples(sequence, &samples, 1), "pqc_add_query_samples");
+  pqc_build_options build = QuickBuild();
+  build.index = GraphIndex();
+  const auto begin = std::chrono::steady_clock::now();
+  Must(pqc_build_index(sequence, &build), "pqc_build_index");
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  std::printf("graphs of %d tokens were built in %.1f s\n", static_cast<int>(tokens), took.count());
+}
+
+// Prints the share of the best tokens that the graphs find.
+void PrintRecall(Decoding& context) {
+  size_t found = 0;
+  const std::vector<uint32_t> best = context.TopK(FlatPerHead(kTopCount));
+  const std::vector<uint32_t> by_graph = context.TopK(GraphCount(kTopCount));
+  for (size_t i = 0; i < best.size(); i += kTopCount) {
+    for (size_t j = i; j < i + kTopCount; ++j) {
+      found += std::binary_search(&by_graph[i], &by_graph[i] + kTopCount, best[j]) ? 1 : 0;
+    }
+  }
+  std::printf("recall@%u of the graphs: %.3f\n", kTopCount,
+              static_cast<double>(found) / static_cast<double>(best.size()));
+}
+
 struct Context {
   Context(pqc_client* client, pqc_cache* cache, pqc_cache* values, const Rows& rows,
           uint64_t tokens)
-      : stored(client, cache, rows, tokens, 5),
-        kcache(client, values, rows, tokens, kTopCount, 5) {}
+      : stored(client, cache, rows, tokens, 5), kcache(client, values, rows, tokens, kTopCount, 5) {
+    BuildGraphs(stored.sequence(), tokens);
+    PrintRecall(stored);
+  }
 
   Decoding stored;
   KCacheDecoding kcache;
@@ -61,6 +128,7 @@ void AddRows(const std::string& length, Context& context, Rounds& rounds, int ro
   const size_t all = add("all rows", 1, FlatCount(uint64_t{1} << 30));
   const size_t flat = add("flat", 1, FlatCount(kSelected));
   const size_t pq = add("pq", 8, SelectCount(kSelected));
+  const size_t graph = add("graph", 4, GraphCount(kTopCount));
   const size_t kcache =
       rounds.Add("KCache, " + length, 1, [&](int, int) { context.kcache.Step(); });
   rounds.Run(round_count);
@@ -85,7 +153,8 @@ void AddRows(const std::string& length, Context& context, Rounds& rounds, int ro
   };
   report_method("all", all, "exact attention to all rows in the sidecar");
   report_method("flat", flat, "1024 tokens by exact scores");
-  report_method("pq", pq, "1024 tokens, m=4 b=8");
+  report_method("pq", pq, "1024 tokens, m=2 b=6");
+  report_method("graph", graph, "128 tokens of each query head by graphs");
   report_method("kcache", kcache,
                 "128 tokens of each query head by exact scores of the bench itself; values in the "
                 "sidecar");
@@ -96,7 +165,7 @@ int Main(int argc, char** argv) {
   const Sidecar sidecar;
   pqc_client* client = sidecar.OpenClient(1);
   if (pqc_client_path(client) != PQC_PATH_LOCAL) Require(false, "the client chose no local path");
-  pqc_cache* cache = OpenCache(client, "methods", uint64_t{2} << 30);
+  pqc_cache* cache = OpenCache(client, "methods", uint64_t{8} << 30);
   pqc_cache* values = OpenValueCache(client, "values", uint64_t{1} << 30);
   {
     const Rows rows(16 << 10);

@@ -401,6 +401,76 @@ TEST_P(DaemonKindsTest, AWeightedIndexIsTrainedOnSamples) {
   MustBeOk(sequence.Flush());
 }
 
+// Graphs over keys, of a build and of a live sequence, are searched by both paths and in steps.
+TEST_P(DaemonKindsTest, GraphsAreSearchedLikeAnyIndex) {
+  constexpr uint64_t kTokens = 2000, kFew = 8;
+  const Layer rows(kTokens + 1, 3);
+  Cache cache = Must(client_.OpenCache(testing::SpecOf("graph", {0})));
+  const Index graph = Must(Index::Make("graph", {{"samples", uint64_t{64}}}));
+  EXPECT_EQ(graph.kind, PQC_INDEX_GRAPH);
+  constexpr uint64_t kHeadNumbers = Layer::kQueryHeads * Layer::kKeyDim;
+  std::vector<uint64_t> positions;
+  for (uint64_t i = 0; i < 64; ++i) positions.push_back(i * 30);
+  std::vector<float> queries(64 * kHeadNumbers);
+  std::mt19937_64 random(5);
+  std::normal_distribution<float> normal;
+  for (float& number : queries) number = normal(random);
+  const QuerySamples samples{
+      0, positions, Tensor(queries.data(), PQC_F32, {64, Layer::kQueryHeads, Layer::kKeyDim})};
+  const auto fill = [&](const SequenceOptions& options) {
+    Sequence sequence = Must(cache.CreateSequence(options));
+    MustBeOk(sequence.Ingest(0, 0, rows.keys(0, kTokens), rows.values(0, kTokens)));
+    return sequence;
+  };
+  Sequence built = fill({});
+  const Status without = built.BuildIndex({.index = graph});
+  EXPECT_EQ(without.code(), PQC_FAILED_PRECONDITION) << without.ToString();
+  EXPECT_EQ(without.field(), "options.index");
+  MustBeOk(built.AddQuerySamples({&samples, 1}));
+  MustBeOk(built.BuildIndex({.index = graph}));
+  Sequence live = fill({.live_index = LiveIndex{.index = graph}});
+  MustBeOk(live.AddQuerySamples({&samples, 1}));
+  MustBeOk(live.BuildIndex({.index = graph}));
+  Sequence attached = Must(cache.Attach(live.id()));
+
+  for (Sequence* sequence : {&built, &live, &attached}) {
+    size_t found = 0;
+    for (size_t q = 0; q < 20; ++q) {
+      const Tensor numbers(queries.data() + q * kHeadNumbers, PQC_F32,
+                           {Layer::kQueryHeads, Layer::kKeyDim});
+      const Query query{.layer = 0, .query_position = kTokens, .queries = numbers};
+      Selection selection{.index = graph, .window_tokens = 1, .retrieved_tokens = kFew};
+      selection.group_rule = PQC_PER_QUERY_HEAD;
+      const std::vector<uint32_t> by_graph = Must(sequence->TopK(query, selection)).positions;
+      selection.index = Index::Flat();
+      const std::vector<uint32_t> best = Must(sequence->TopK(query, selection)).positions;
+      ASSERT_EQ(by_graph.size(), best.size());
+      for (size_t i = 0; i < best.size(); i += kFew) {
+        std::vector<uint32_t> common;
+        std::set_intersection(&best[i], &best[i] + kFew, &by_graph[i], &by_graph[i] + kFew,
+                              std::back_inserter(common));
+        found += common.size();
+      }
+      // A step attends to the same tokens.
+      selection.index = graph;
+      const StepItem items[] = {{sequence, kTokens}};
+      Step step = Must(client_.BeginStep(items, &selection));
+      const Tensor of_step(queries.data() + q * kHeadNumbers, PQC_F32,
+                           {1, Layer::kQueryHeads, Layer::kKeyDim});
+      const Attention room{.output = std::vector<float>(Layer::kQueryHeads * Layer::kValueDim),
+                           .lse = std::vector<float>(Layer::kQueryHeads)};
+      Attention attention = room, expected = room;
+      MustBeOk(step.Attend(0, of_step, attention.output, attention.lse, &selection));
+      const std::vector<int32_t> lists(by_graph.begin(), by_graph.end());
+      MustBeOk(step.AttendPositions(0, of_step,
+                                    {.positions = lists, .list_count = Layer::kQueryHeads},
+                                    expected.output, expected.lse));
+      ExpectAttention(attention, expected);
+    }
+    EXPECT_GT(found, 20 * Layer::kQueryHeads * kFew * 3 / 4);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonKindsTest,
                          ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
                          [](const auto& path) {

@@ -69,6 +69,11 @@ TEST_P(RefusalsTest, OfIndexesByTheirType) {
   Index plugin;
   plugin.kind = PQC_INDEX_PLUGIN;  // without the words of MakeIndex
   Expect(Select({.index = plugin, .ratio = 0.5}), PQC_INVALID_ARGUMENT, "selection.index.reserved");
+  Index graph = Must(Index::Make("graph"));
+  graph.reserved[PQC_INDEX_LAYOUT + 2] = 64;  // a degree that Make refuses
+  Expect(Select({.index = graph, .ratio = 0.5}), PQC_INVALID_ARGUMENT, "selection.index.reserved");
+  graph = Must(Index::Make("graph"));
+  Expect(Select({.index = graph, .ratio = 0.5}), PQC_FAILED_PRECONDITION, "selection.index");
   Index words = Index::Pq(2, 6);
   words.reserved[PQC_INDEX_LAYOUT + 1] = 1;
   Expect(Select({.index = words, .ratio = 0.5}), PQC_UNIMPLEMENTED, "selection.index.reserved");

@@ -190,10 +190,15 @@ class CallsTest(DaemonTest):
         sequence.add_query_samples(0, positions, queries)
         sequence.build_index(index, iterations=3)
         self.assertTrue(sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(ratio=0.2, index=index)).positions.size)
+        graph = Index.make("graph", samples=32)
+        sequence.build_index(graph)
+        found, exact = (sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(ratio=0.2, index=index)).positions
+                        for index in (graph, Index.flat()))
+        np.testing.assert_array_equal(found, exact, "a fifth of the tokens is chosen by exact scores")
 
     def test_an_index_can_be_made_from_the_description_of_its_type(self):
         types = {one.name: one for one in self.client.index_types()}
-        self.assertEqual(sorted(types), ["flat", "pq"])
+        self.assertEqual(sorted(types), ["flat", "graph", "pq"])
         self.assertEqual((types["flat"].parameters, types["flat"].needs_build), ((), False))
         self.assertTrue(types["pq"].needs_build)
         described = {one.name: one for one in types["pq"].parameters}

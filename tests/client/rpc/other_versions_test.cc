@@ -138,6 +138,8 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveALayoutOut) {
   const QuerySamples samples{
       0, positions, Tensor(numbers.data(), PQC_F32, {1, Layer::kQueryHeads, Layer::kKeyDim})};
   expect(sequence.AddQuerySamples({&samples, 1}), "samples");
+  const LiveIndex graph{.index = Must(Index::Make("graph"))};
+  expect(cache.CreateSequence({.live_index = graph}).status(), "options.index.kind");
   if (!is_older || path == PQC_PATH_ONLY_LOCAL) return;
   const Query query{.layer = 0, .query_position = 599, .queries = layer.queries()};
   expect(sequence.TopK(query, {.index = contiguous, .retrieved_tokens = 50}).status(),

@@ -291,7 +291,8 @@ pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint
     if (index.has_typed() && codec::Decode(index, "live_index", &typed).ok() &&
         HasDescriptorWords(typed)) {
       SetDescriptorWords(typed, live_index);
-    } else if (codec::DecodePlugin(index, &typed)) {
+    } else if (!kvstore::FindIndexType(index.typed().type()) &&
+               codec::DecodePlugin(index, &typed)) {
       SetDescriptorWords(typed, live_index);
     }
     return status;

@@ -46,9 +46,12 @@ ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDesc
   AddSegments(cache, index, options.tail_tokens, CeilDiv(spec.output_tokens, options.tail_tokens),
               demand);
   if (!IsBuilt(index) || spec.prefill_tokens == 0) return demand;
-  const uint64_t generations = GenerationCount(
-      spec.prefill_tokens, options.segment_tokens,
-      MinGenerationTokens(static_cast<uint32_t>(spec.prefill_tokens), options.codebook_tokens));
+  const auto tokens = static_cast<uint32_t>(spec.prefill_tokens);
+  const uint64_t generations =
+      BuiltTypeOf(index).TrainsOnRows()
+          ? GenerationCount(tokens, options.segment_tokens,
+                            MinGenerationTokens(tokens, options.codebook_tokens))
+          : 1;
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
     if (layer.shape.has_index()) demand.Add(Codebook::SizeBytes(index, layer.shape), generations);
   }

@@ -403,10 +403,10 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
           std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);
       // Under the lease, a long closing is left out.
       const bool closes = entry.closed && !(with_tail && type_.ClosesLater());
-      ASSIGN_OR_RETURN(
-          auto layer,
-          closes ? CodeLayer(cache_, slot, *entry.rows, end - first, spec_.sink_tokens, codebook)
-                 : CodeOpenLayer(cache_, slot, *entry.rows, end - first, codebook));
+      ASSIGN_OR_RETURN(auto layer,
+                       closes ? CodeLayer(cache_, slot, *entry.rows, end - first, spec_.sink_tokens,
+                                          codebook, [this] { return !Stopped(); })
+                              : CodeOpenLayer(cache_, slot, *entry.rows, end - first, codebook));
       index = index->With(slot, std::move(layer));
     }
     indexed.push_back({entry.rows->segment_id(), std::move(index)});
@@ -422,8 +422,10 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
 
 absl::Status Build::CatchUp() {
   for (int round = 0; round < kCatchUpRounds; ++round) {  // each leaves less for below
+    if (Stopped()) return StopStatus();
     ASSIGN_OR_RETURN(const auto snapshot, sequence_->Peek());
     const auto coded = CodeNewSegments(*snapshot, /*with_tail=*/false);
+    if (absl::IsCancelled(coded.status())) continue;
     if (!coded.ok() && !absl::IsAborted(coded.status())) return coded.status();
     if (coded.ok() && !*coded) break;
   }

@@ -38,6 +38,7 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
       sample_tokens_(spec.train_tokens > 0 ? spec.train_tokens : cache_->segmenting.train_tokens),
       needs_samples_(cache_->layers.size()),
       layers_(cache_->layers.size()) {
+  trains_on_rows_ = !IsBuilt(spec.index) || BuiltTypeOf(spec.index).TrainsOnRows();
   for (uint32_t slot = 0; slot < layers_.size() && IsBuilt(spec.index); ++slot) {
     needs_samples_[slot] =
         HasIndex(slot) &&
@@ -48,7 +49,7 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
 absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
   ASSIGN_OR_RETURN(auto snapshot, sequence_->Peek());
   RETURN_IF_ERROR(VerifyList(*cache_, *snapshot->list));
-  go_on_ = keep_going;
+  go_on_ = [this, keep_going] { return keep_going() && !sequence_->dropped(); };
   ordinal_ = snapshot->list->Find(spec_.index);
   if (!begun_) Begin(*snapshot);
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // indexed again after a truncation
@@ -68,6 +69,7 @@ void LiveSequence::AdoptMaps(const SegmentIndex& index, uint32_t first_position)
     if (!needs_samples_[slot] || state.codebook != nullptr || !index.ready(slot)) continue;
     state.codebook = index.codebook(slot);
     state.generation_begin = first_position;
+    state.mature = !trains_on_rows_;
     next_generation_ = std::max(next_generation_, state.codebook->header().codebook_generation + 1);
   }
 }
@@ -88,7 +90,8 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
         state.generation_begin = entry.rows->first_position();
       }
       state.trained_end = state.done_end;
-      state.mature = state.done_end - state.generation_begin >= cache_->segmenting.codebook_tokens;
+      state.mature = !trains_on_rows_ ||
+                     state.done_end - state.generation_begin >= cache_->segmenting.codebook_tokens;
       next_generation_ =
           std::max(next_generation_, state.codebook->header().codebook_generation + 1);
     }
@@ -207,8 +210,7 @@ absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& pla
   }
   if (train) {
     RETURN_IF_ERROR(TrainAndCode(snapshot, place));
-    if (place.token_end - state.generation_begin >= codebook_tokens ||
-        !BuiltTypeOf(spec_.index).TrainsOnRows()) {
+    if (place.token_end - state.generation_begin >= codebook_tokens || !trains_on_rows_) {
       FinishGeneration(place.layer_slot);
     }
   } else if (!IsCoded(*place.entry, place.layer_slot) ||

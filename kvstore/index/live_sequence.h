@@ -142,6 +142,7 @@ class LiveSequence {
   const LiveIndex spec_;
   const uint32_t sample_tokens_;
   std::vector<bool> needs_samples_;  // per layer slot: of queries, for its first codebook
+  bool trains_on_rows_ = true;       // BuiltIndexType::TrainsOnRows
   std::function<bool()> go_on_;
   bool begun_ = false;
   uint32_t next_generation_ = 0;

@@ -51,11 +51,12 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
   return created.front().rows;
 }
 
-// Copies the run's codes. All segments of the run have the same codebook.
+// Copies the run's codes. All segments of the run have the same codebook. Without `closes_later`,
+// what takes long to close stays open, unless it can be copied.
 absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run, size_t index,
                                               uint32_t layer_slot, const SegmentRows& rows,
-                                              uint32_t sink_tokens,
-                                              const std::function<bool()>& keep_going = {}) {
+                                              uint32_t sink_tokens, bool closes_later,
+                                              const std::function<bool()>& keep_going) {
   const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
   const SegmentIndex& newest = *run.entries.back().indexes[index];
   const std::vector<size_t> sizes_bytes = {
@@ -66,7 +67,8 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - run.begin(),
                               std::move(extents.front()), newest.codebook(layer_slot));
   const BuiltIndexType& type = BuiltTypeOf(newest.index());
-  std::atomic<bool> stopped = false;
+  const bool stays_open = type.ClosesLater() && !closes_later;
+  std::atomic<bool> stopped = false, is_open = false;
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
     bool is_closed = false;
     for (const SegmentEntry& entry : run.entries) {
@@ -77,12 +79,16 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
       is_closed = closed && run.entries.size() == 1;
     }
     if (is_closed || stopped) return;
+    if (stays_open) {
+      is_open = true;
+      return;
+    }
     const bool closed =
         CloseHead(cache.compute, layer, rows, data, kv_head, run.end() - run.begin(), keep_going);
     if (!closed) stopped = true;
   });
   if (stopped) return Cancelled("the merge was given up");
-  PublishClosing(data, run.end() - run.begin());
+  if (!is_open) PublishClosing(data, run.end() - run.begin());
   return data;
 }
 
@@ -112,7 +118,8 @@ absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSp
   const bool same = std::all_of(run.entries.begin(), run.entries.end(), [&](const auto& entry) {
     return entry.indexes[index]->codebook(layer_slot) == newest;
   });
-  return same ? CopyCodes(cache, run, index, layer_slot, *rows, spec.sink_tokens, spec.keep_going)
+  return same ? CopyCodes(cache, run, index, layer_slot, *rows, spec.sink_tokens,
+                          /*closes_later=*/true, spec.keep_going)
               : CodeLayer(cache, layer_slot, *rows, run.end() - run.begin(), spec.sink_tokens,
                           newest, spec.keep_going);
 }
@@ -129,7 +136,8 @@ absl::StatusOr<SegmentEntry> CopySegment(const Cache& cache, const SegmentEntry&
     for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
       if (!cache.layers.layers[slot].shape.has_index()) continue;
       const uint32_t sink_tokens = run.begin() + entry.indexes[i]->header(slot).counted_begin;
-      ASSIGN_OR_RETURN(auto layer, CopyCodes(cache, run, i, slot, *rows, sink_tokens));
+      ASSIGN_OR_RETURN(auto layer, CopyCodes(cache, run, i, slot, *rows, sink_tokens,
+                                             /*closes_later=*/false, {}));
       index = index->With(slot, std::move(layer));
     }
     copy.indexes.push_back(std::move(index));

@@ -143,6 +143,7 @@ absl::Status SegmentWriter::MoveFromReaders() {
     for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
       if (!cache_->layers.layers[slot].shape.has_index()) continue;
       const IndexDataHeader& from = old.indexes[i]->header(slot);
+      if (BuiltTypeOf(from.index).ClosesLater()) continue;  // it has no codes of single rows
       IndexDataHeader& to = fresh.indexes[i]->header(slot);
       for (uint32_t kv_head = 0; kv_head < from.kv_head_count; ++kv_head) {
         PQC_CRASH_POINT();

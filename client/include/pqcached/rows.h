@@ -59,7 +59,8 @@ typedef struct pqc_query_samples {
  * They take memory of the cache (positions x query_heads x key_dim numbers of its dtype), and are
  * shared with forks, and with prompts that begin alike. They are lost when the sidecar's worker
  * ends, and when the sequence does: what is retained of it has none. An index that was trained
- * needs them no longer. Waits for one RPC.
+ * needs them no longer; a live one is built from those that it has when the first rows are indexed.
+ * Waits for one RPC.
  *
  * Errors: PQC_INVALID_ARGUMENT    sample_count, or samples[i]: a layer that is not stored or has no
  *                                 index, positions that do not ascend or are not stored, the shape,

@@ -77,12 +77,11 @@ struct Work {
     return kernels::GraphSearchScratchBytes(kMaxSegmentTokens, shape.key_dim, BeamOf(kMostWanted),
                                             kMostWanted);
   }
-  // Takes the parts from `next` on, which may be null to count bytes only.
-  Work(const LayerShape& shape, uint32_t token_count, size_t piece_count, std::byte* next) {
-    std::byte* const begin = next;
-    const auto take = [&next](size_t bytes) {
-      std::byte* const part = next;
-      next += PaddedBytes(bytes);
+  // Cuts the parts from `base`; null only counts the bytes.
+  Work(const LayerShape& shape, uint32_t token_count, size_t piece_count, std::byte* base) {
+    const auto take = [this, base](size_t bytes) {
+      std::byte* const part = base == nullptr ? nullptr : base + total_bytes;
+      total_bytes += PaddedBytes(bytes);
       return part;
     };
     const size_t group = shape.group_size(), tokens = token_count;
@@ -97,7 +96,6 @@ struct Work {
         {GraphBytes(shape), kernels::ExactScoreScratchBytes(shape.group_size(), shape.key_dim),
          kernels::ScoreSelectScratchBytes(shape.group_size(), token_count)});
     shared = {take(bytes), bytes};
-    total_bytes = static_cast<size_t>(next - begin);
   }
 
   std::span<std::byte> columns;

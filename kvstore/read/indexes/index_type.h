@@ -254,7 +254,8 @@ class BuiltIndexType : public IndexType {
   // [counted_begin, slot_end); readers use it once counted_end says so.
   virtual bool HasClosing(const IndexDataHeader& header) const = 0;
   // Returns whether that takes so long that writers do not do it: segments that they have coded get
-  // it when a background merge or the next build codes them. Searches find the rows without it.
+  // it when a background merge or the next build codes them. Searches find the rows without it,
+  // and rows have no codes of their own.
   virtual bool ClosesLater() const { return false; }
   virtual size_t CloseScratchBytes(const CloseArgs& args) const {
     static_cast<void>(args);

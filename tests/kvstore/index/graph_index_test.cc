@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -270,9 +271,9 @@ TEST(GraphIndex, FollowsTheRowsOfALiveSequence) {
 
 // A segment of unknown length loses its unused slots when the prompt ends: its graphs are copied.
 TEST(GraphIndex, IsCopiedToASmallerSegment) {
-  constexpr uint32_t kPrompt = 3328;  // of which the last segment has 1280
+  constexpr uint32_t kPrompt = 6656, kLast = 2560;  // in the last segment
   StoreOptions options = GraphOptions();
-  options.segment_tokens = 4096;
+  options.segment_tokens = 8192;
   TestSequence sequence(GraphSpec(), options);
   sequence.NewSequence(
       {.session = "session", .live_index = LiveIndex{.index = Graph(), .iterations = 1}});
@@ -282,13 +283,28 @@ TEST(GraphIndex, IsCopiedToASmallerSegment) {
   const auto capacity = [&] {
     return store.DescribeSequence(kTenant, sequence.id())->segments.back().slot_capacity;
   };
-  EXPECT_EQ(capacity(), 2048u);
+  EXPECT_EQ(capacity(), 4096u);
   ASSERT_TRUE(store.ClosePrefill(kTenant, sequence.id()).ok());
   ASSERT_TRUE(store.WaitIdle(SteadyTime::InfiniteFuture()));
-  EXPECT_EQ(capacity(), 1280u);
+  EXPECT_EQ(capacity(), kLast);
   const Found found = Compare(store, sequence.id(), kPrompt, Graph(), GroupRule::kSumSoftmax,
-                              /*per_query_head=*/true, kPrompt - 1280);
-  EXPECT_GT(found.recall, 0.8);
+                              /*per_query_head=*/true, kPrompt - kLast);
+  ExpectWalks(found);
+}
+
+// A build asks between the parts of a graph whether it should end.
+TEST(GraphIndex, ABuildEndsWithinAGraph) {
+  TestSequence sequence(GraphSpec(), GraphOptions());
+  sequence.Ingest(kTokens);
+  AddSamples(sequence.store(), sequence.id(), kTokens, 5);
+  std::atomic<int> calls = 0;
+  BuildSpec spec{.index = Graph()};
+  // Without graphs, all of the build asks some thirty times.
+  spec.is_cancelled = [&] { return ++calls > 200; };
+  EXPECT_EQ(sequence.store().BuildIndex(kTenant, sequence.id(), spec, {}).code(),
+            absl::StatusCode::kCancelled);
+  sequence.Build(Graph());
+  ExpectWalks(Compare(sequence.store(), sequence.id(), kTokens, Graph()));
 }
 
 }  // namespace

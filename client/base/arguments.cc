@@ -7,6 +7,7 @@
 
 #include "client/base/descriptor_words.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 
 namespace pqcached::client {
 namespace {

@@ -7,6 +7,7 @@
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/index_types.h"
 #include "proto/codec/index.h"
 
 namespace pqcached::client {
@@ -288,13 +289,12 @@ pqc_status RpcRemote::FindSequence(uint64_t cache_id, uint64_t sequence_id, uint
       live_index->reserved[PQC_INDEX_LAYOUT] = static_cast<uint32_t>(index.pq().layout());
     }
     kvstore::IndexDescriptor typed;
-    if (index.has_typed() && codec::Decode(index, "live_index", &typed).ok() &&
-        HasDescriptorWords(typed)) {
-      SetDescriptorWords(typed, live_index);
-    } else if (!kvstore::FindIndexType(index.typed().type()) &&
-               codec::DecodePlugin(index, &typed)) {
-      SetDescriptorWords(typed, live_index);
+    bool has_words = index.has_typed() && codec::Decode(index, "live_index", &typed).ok() &&
+                     HasDescriptorWords(typed);
+    if (!has_words && !kvstore::FindIndexType(index.typed().type())) {
+      has_words = codec::DecodePlugin(index, &typed);
     }
+    if (has_words) SetDescriptorWords(typed, live_index);
     return status;
   });
 }

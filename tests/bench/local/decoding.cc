@@ -57,21 +57,4 @@ void Decoding::Step(const pqc_selection& selection, bool append) {
   ++next_;
 }
 
-std::vector<uint32_t> Decoding::TopK(const pqc_selection& selection) {
-  pqc_query query = PQC_INIT(pqc_query);
-  query.query_position = next_;
-  query.queries = PQC_INIT(pqc_tensor);
-  query.queries.ptr = queries_.data();
-  query.queries.dtype = PQC_F32;
-  query.queries.ndim = 3;
-  query.queries.shape = queries_shape_;
-  std::vector<uint32_t> positions(size_t{kQueryHeads} * next_);
-  pqc_positions out = PQC_INIT(pqc_positions);
-  out.positions = positions.data();
-  out.capacity = positions.size();
-  Must(pqc_topk(sequence_, &query, &selection, &out), "pqc_topk");
-  positions.resize(size_t{out.kv_heads} * out.count);
-  return positions;
-}
-
 }  // namespace pqcached::bench

@@ -23,8 +23,6 @@ class Decoding {
   // A step at the sequence's end; the caller abandons or ends it.
   pqc_step* Begin();
   pqc_sequence* sequence() { return sequence_; }
-  // Returns the positions that one query selects, [sets, count].
-  std::vector<uint32_t> TopK(const pqc_selection& selection);
   // Waits until the rows of all steps are stored.
   void Flush();
   // A whole step; it hands in the row of its token only when `append`.

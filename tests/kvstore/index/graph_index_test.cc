@@ -199,18 +199,24 @@ TEST(GraphIndex, SinksWindowsAndExcludedTokensAreLeftOut) {
   sequence.Ingest(kTokens);
   AddSamples(sequence.store(), sequence.id(), kTokens, 5);
   sequence.Build(Graph(), 4, /*sink_tokens=*/16);
-  const Floats query = sequence.RandomQuery(sequence.layer(1));
-  Selection selection = Few(Graph(), GroupRule::kSumSoftmax, false);
-  selection.sink_tokens = 16;
-  selection.window_tokens = 64;
-  selection.budget_count += 16 + 64;
-  selection.excluded = {{100, 1900}, {2500, 2510}};
-  for (const uint32_t position :
-       Select(sequence.store(), sequence.id(), query, kTokens - 1, selection)) {
-    EXPECT_GE(position, 16u);
-    EXPECT_LT(position, kTokens - 64);
-    EXPECT_FALSE(position >= 100 && position < 1900) << position;
-    EXPECT_FALSE(position >= 2500 && position < 2510) << position;
+  for (const ExcludedRanges& excluded :
+       {ExcludedRanges{{16, 500}}, ExcludedRanges{{100, 1900}, {2500, 2510}}}) {
+    Selection selection = Few(Graph(), GroupRule::kSumSoftmax, false);
+    selection.sink_tokens = 16;
+    selection.window_tokens = 64;
+    selection.budget_count += 16 + 64;
+    selection.excluded = excluded;
+    for (int i = 0; i < 20; ++i) {
+      const Floats query = sequence.RandomQuery(sequence.layer(1));
+      for (const uint32_t position :
+           Select(sequence.store(), sequence.id(), query, kTokens - 1, selection)) {
+        EXPECT_GE(position, 16u);
+        EXPECT_LT(position, kTokens - 64);
+        for (const PositionRange& range : excluded) {
+          EXPECT_FALSE(position >= range.begin && position < range.end) << position;
+        }
+      }
+    }
   }
 }
 

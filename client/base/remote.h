@@ -34,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 20;  // since it, sends indexes of kind PQC_INDEX_GRAPH
+inline constexpr uint32_t kRemoteVersion = 20;  // the first that sends PQC_INDEX_GRAPH
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;

@@ -315,7 +315,7 @@ typedef struct pqc_index {
   pqc_index_kind kind;
   uint32_t subspaces; /* pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast */
   uint32_t bits;      /* pq: b in 1..8, 2^b centroids per sub-space; 4..8 are fast. Else 0, as m */
-  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. As made, or 0. */
+  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. Others: as made. */
   uint32_t reserved[5];
 } pqc_index;
 

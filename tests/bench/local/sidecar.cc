@@ -150,6 +150,11 @@ pqc_cache* OpenCache(pqc_client* client, const char* name, uint64_t capacity_byt
   group.query_heads = kQueryHeads;
   group.key_dim = group.value_dim = kDim;
   group.dtype = PQC_BF16;
+  return OpenCache(client, name, capacity_bytes, group);
+}
+
+pqc_cache* OpenCache(pqc_client* client, const char* name, uint64_t capacity_bytes,
+                     const pqc_layer_group& group) {
   pqc_cache_spec spec = PQC_INIT(pqc_cache_spec);
   spec.name = name;
   spec.model_fingerprint = "bench";

@@ -59,6 +59,9 @@ class StoppedWorker {
   const pid_t worker_;
 };
 
+// A cache of one group of layers.
+pqc_cache* OpenCache(pqc_client* client, const char* name, uint64_t capacity_bytes,
+                     const pqc_layer_group& group);
 // One layer of this shape; `layers` of them.
 pqc_cache* OpenCache(pqc_client* client, const char* name, uint64_t capacity_bytes,
                      uint32_t layers = 1);

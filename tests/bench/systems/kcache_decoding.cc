@@ -38,15 +38,7 @@ pqc_cache* OpenValueCache(pqc_client* client, const char* name, uint64_t capacit
   group.query_heads = kQueryHeads;
   group.value_dim = kDim;
   group.dtype = PQC_BF16;
-  pqc_cache_spec spec = PQC_INIT(pqc_cache_spec);
-  spec.name = name;
-  spec.model_fingerprint = "bench";
-  spec.groups = &group;
-  spec.group_count = 1;
-  spec.capacity_bytes = capacity_bytes;
-  pqc_cache* cache = nullptr;
-  Must(pqc_cache_open(client, &spec, &cache), "pqc_cache_open");
-  return cache;
+  return OpenCache(client, name, capacity_bytes, group);
 }
 
 KCacheDecoding::KCacheDecoding(pqc_client* client, pqc_cache* cache, const Rows& rows,

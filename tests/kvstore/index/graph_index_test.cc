@@ -261,7 +261,7 @@ TEST(GraphIndex, FollowsTheRowsOfALiveSequence) {
   sequence.Ingest(kSegment);
   ASSERT_TRUE(store.ClosePrefill(kTenant, sequence.id()).ok());
   ASSERT_TRUE(store.WaitIdle(SteadyTime::InfiniteFuture()));
-  // The writer has coded the second segment, and a background build has closed it.
+  // Of the second segment alone: it has graphs of its own.
   const auto behind = [&](uint64_t id, uint32_t tokens, uint32_t begin) {
     return Compare(store, id, tokens, Graph(), GroupRule::kSumSoftmax, true, begin);
   };

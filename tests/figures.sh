@@ -97,6 +97,8 @@ for area in "${areas[@]}"; do
       --grid build/bench/kcache_grid.json >&2
     echo "== systems: graphs beside exact search, IVF and HNSW" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/graph/graph_rows.py build/bench --json "$rows/systems-graph.json" >&2
+    echo "== systems: what a tail estimate gains" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/tail_rows.py build/bench --json "$rows/systems-tail.json" >&2
     echo "== systems: the size of a plug-in" >&2
     PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/plugin_rows.py --json "$rows/systems-plugin.json"
   fi

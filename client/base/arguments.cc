@@ -147,10 +147,10 @@ pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
 
 namespace {
 
-// Returns whether a descriptor is one that pqc_index_make writes for a graph.
-bool IsGraph(const kvstore::IndexDescriptor& index) {
+// Returns whether a descriptor is one that pqc_index_make writes for a kind.
+bool IsMade(const kvstore::IndexDescriptor& index, kvstore::IndexKind kind) {
   const kvstore::IndexType* const type = kvstore::FindIndexType(index);
-  return index.kind == kvstore::IndexKind::kGraph && kvstore::HasAllowedValues(*type, index);
+  return index.kind == kind && kvstore::HasAllowedValues(*type, index);
 }
 
 // Checks the words that only indexes have which pqc_index_make or pqc_client_index_make has made.
@@ -165,8 +165,11 @@ pqc_status CheckDescriptorWords(const pqc_index& index, const char* name) {
   const char* const makers =
       "must be those that pqc_index_make or pqc_client_index_make has written";
   const FieldPath field = FieldPath::Of("%s.reserved", name);
-  if (index.kind == PQC_INDEX_GRAPH) {
-    return IsGraph(descriptor) ? PQC_OK : Fail(PQC_INVALID_ARGUMENT, field, "%s", makers);
+  if (index.kind != PQC_INDEX_PLUGIN) {
+    const bool is_made =
+        IsMade(descriptor, index.kind == PQC_INDEX_GRAPH ? kvstore::IndexKind::kGraph
+                                                         : kvstore::IndexKind::kClusters);
+    return is_made ? PQC_OK : Fail(PQC_INVALID_ARGUMENT, field, "%s", makers);
   }
   const std::string plugin = kvstore::PluginNameOf(descriptor);
   if (kvstore::IsPluginName(plugin) &&
@@ -181,10 +184,10 @@ pqc_status CheckDescriptorWords(const pqc_index& index, const char* name) {
 pqc_status CheckIndex(const pqc_index& index, const char* name) {
   RETURN_IF_ERROR(CheckMemberSize(index, name));
   const uint32_t kind = RawEnum(index.kind);
-  if (kind > PQC_INDEX_GRAPH) {
+  if (kind > PQC_INDEX_CLUSTERS) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
-                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ, PQC_INDEX_FLAT, PQC_INDEX_PLUGIN or "
-                "PQC_INDEX_GRAPH",
+                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ, PQC_INDEX_FLAT, PQC_INDEX_PLUGIN, "
+                "PQC_INDEX_GRAPH or PQC_INDEX_CLUSTERS",
                 kind);
   }
   RETURN_IF_ERROR(CheckDescriptorWords(index, name));
@@ -218,6 +221,7 @@ pqc_status ReadIndex(const pqc_index& index, const char* name,
     case PQC_INDEX_PQ:
     case PQC_INDEX_PLUGIN:
     case PQC_INDEX_GRAPH:
+    case PQC_INDEX_CLUSTERS:
       *to = ToDescriptor(index);
       break;
     case PQC_INDEX_FLAT:
@@ -233,17 +237,20 @@ pqc_status CheckSendable(const kvstore::IndexDescriptor& index, const char* name
   constexpr uint32_t kWeightedVersion = 19;
   constexpr uint32_t kPluginsVersion = 18;
   constexpr uint32_t kGraphVersion = 20;
+  constexpr uint32_t kClustersVersion = 21;
   if (kvstore::IsPlugin(index)) {
     if (remote_version >= kPluginsVersion) return PQC_OK;
     return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
                 "libpqcached_rpc is older than indexes of plug-ins; install the library of the "
                 "client's release");
   }
-  if (index.kind == kvstore::IndexKind::kGraph) {
-    if (remote_version >= kGraphVersion) return PQC_OK;
-    return Fail(
-        PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
-        "libpqcached_rpc is older than graphs; install the library of the client's release");
+  if (HasDescriptorWords(index)) {
+    const bool is_graph = index.kind == kvstore::IndexKind::kGraph;
+    if (remote_version >= (is_graph ? kGraphVersion : kClustersVersion)) return PQC_OK;
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
+                "libpqcached_rpc is older than indexes of type %s; install the library of the "
+                "client's release",
+                is_graph ? "graph" : "clusters");
   }
   const uint32_t wanted = index.layout == kvstore::SubspaceLayout::kPairs        ? 0
                           : index.layout == kvstore::SubspaceLayout::kContiguous ? kLayoutVersion
@@ -293,6 +300,12 @@ pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescript
     }
     to->rerank_factor = static_cast<float>(read.rerank_factor);
   }
+  if (read.tail_estimate > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.tail_estimate", "%u, must be 0 or 1",
+                read.tail_estimate);
+  }
+  if (read.reserved) return Unimplemented("selection", "reserved");
+  to->tail_estimate = read.tail_estimate == 1;
   return ReadExcluded(read, to);
 }
 

@@ -34,7 +34,8 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 20;  // the first that sends PQC_INDEX_GRAPH
+// The first that sends PQC_INDEX_CLUSTERS and tail_estimate.
+inline constexpr uint32_t kRemoteVersion = 21;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -402,7 +403,7 @@ class Remote {
                                uint64_t lease_ms, RefusalBuffer* error) noexcept = 0;
   // Since version 15: says kRemoteVersion of the client library, before any other call. Of a client
   // that does not, kvstore::Selection::rerank_factor is not read, because it has no such field; nor
-  // is per_query_head of one before version 18. No RPC.
+  // is per_query_head of one before version 18, and tail_estimate of one before 21. No RPC.
   virtual void SetClientVersion(uint32_t version) noexcept = 0;
   // Since version 17: attends to positions by logits that the engine has computed. The fields of
   // errors begin with "items[i]". PQC_UNIMPLEMENTED with an older sidecar.

@@ -182,6 +182,10 @@ pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
     return Fail(PQC_UNIMPLEMENTED, "options.selection.rerank_factor",
                 "%g, must be 0 or 1 in steps of a GPU", double{step.selection.rerank_factor});
   }
+  if (step.has_selection && step.selection.tail_estimate) {
+    return Fail(PQC_UNIMPLEMENTED, "options.selection.tail_estimate",
+                "1, must be 0 in steps of a GPU");
+  }
   if (step.has_selection && step.cache->has_indexed_layers && step.selection.index != gpu.index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index", "must be that of pqc_gpu_open, %s",
                 kvstore::NameOf(gpu.index).c_str());

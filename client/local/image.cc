@@ -54,6 +54,14 @@ pqc_status Image::FindIndex(const kvstore::IndexDescriptor& index, uint32_t* ind
               kvstore::NameOf(index).c_str());
 }
 
+std::optional<kvstore::IndexDescriptor> Image::FindIndexOf(kvstore::IndexKind kind) const {
+  const kvstore::AttachmentHeader& header = attachment_.header;
+  for (uint32_t slot = 0; slot < header.index_count; ++slot) {
+    if (header.indexes[slot].kind == kind) return header.indexes[slot];
+  }
+  return std::nullopt;
+}
+
 uint32_t Image::CodedTokens(uint32_t layer, uint32_t index_slot) const {
   if (index_slot >= kvstore::kMaxIndexes) return capacity_tokens_;
   const size_t layer_count = attachment_.layer_tokens.size();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -82,6 +83,8 @@ class Image {
   // Finds the slot of an index, kMaxIndexes for flat; PQC_FAILED_PRECONDITION when the sequence has
   // no such index.
   pqc_status FindIndex(const kvstore::IndexDescriptor& index, uint32_t* index_slot) const;
+  // Returns the first index of a kind, if there is one.
+  std::optional<kvstore::IndexDescriptor> FindIndexOf(kvstore::IndexKind kind) const;
 
   // Returns the number of tokens that an index of a layer covers without gap; capacity_tokens()
   // when every segment is READY. Used by waiters.

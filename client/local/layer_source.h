@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "client/local/image.h"
 #include "client/local/sequence.h"
@@ -43,6 +44,9 @@ class ImageSource final : public kvstore::LayerSource {
 
   kvstore::LayerKind KindOf(uint32_t) const override { return shape_.kind; }
   kvstore::Refusal Open(const kvstore::LayerRequest& request, kvstore::LayerView* view) override;
+  std::optional<kvstore::IndexDescriptor> FindIndex(kvstore::IndexKind kind) const override {
+    return pinned_.image->FindIndexOf(kind);
+  }
 
  private:
   const Pinned& pinned_;

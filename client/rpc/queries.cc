@@ -119,9 +119,20 @@ void MergeSums(float max, float sum_exp, float* joined_max, float* joined_sum_ex
   *joined_max = larger;
 }
 
-// The first versions of a client whose selections have rerank_factor, and per_query_head.
+// The first versions of a client whose selections have rerank_factor, per_query_head, and
+// tail_estimate.
 constexpr uint32_t kRerankVersion = 15;
 constexpr uint32_t kPerQueryHeadVersion = 18;
+constexpr uint32_t kTailVersion = 21;
+
+// Refuses an answer of an older sidecar, which leaves the estimate out.
+grpc::Status CheckTailEstimate(const v1::Selection& selection, const v1::Attention& attention,
+                               uint32_t item) {
+  if (!selection.tail_estimate() || attention.has_tail_estimate()) return grpc::Status::OK;
+  return Refuse(grpc::StatusCode::UNIMPLEMENTED,
+                "items[" + std::to_string(item) + "].selection.tail_estimate",
+                "the sidecar is older than tail estimates");
+}
 
 }  // namespace
 
@@ -129,6 +140,7 @@ void RpcRemote::EncodeSelection(const kvstore::Selection& selection, v1::Selecti
   kvstore::Selection known = selection;
   if (client_version_ < kRerankVersion) known.rerank_factor = 1.0f;
   if (client_version_ < kPerQueryHeadVersion) known.per_query_head = false;
+  if (client_version_ < kTailVersion) known.tail_estimate = false;
   codec::Encode(known, message);
 }
 
@@ -291,6 +303,8 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
     return BadAnswer("items", "must be one per item of the request");
   }
   for (uint32_t i = 0; i < item_count; ++i) {
+    RETURN_IF_ERROR(CheckTailEstimate(request.items(static_cast<int>(i)).selection(),
+                                      response.items(static_cast<int>(i)), i));
     const LayerShape& shape = items[i].query.shape;
     const uint32_t sets =
         items[i].selection ? SetCount(*items[i].selection, shape) : shape.kv_heads;

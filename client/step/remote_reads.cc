@@ -29,6 +29,7 @@ constexpr std::chrono::seconds kAnswerIsRecent(1);
 constexpr uint32_t kTopPagesVersion = 14;  // of Remote
 constexpr uint32_t kRerankVersion = 15;    // of Remote
 constexpr uint32_t kPerQueryHeadVersion = 18;
+constexpr uint32_t kTailVersion = 21;
 
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
@@ -305,6 +306,11 @@ class RemoteReads final : public ReadBackend {
       return Fail(PQC_UNIMPLEMENTED, "selection.group_rule",
                   "libpqcached_rpc is older than sets per query head on the remote path; install "
                   "the library of the client's release");
+    }
+    if (selection.tail_estimate && client_.remote_version < kTailVersion) {
+      return Fail(PQC_UNIMPLEMENTED, "selection.tail_estimate",
+                  "libpqcached_rpc is older than tail estimates on the remote path; install the "
+                  "library of the client's release");
     }
     if (selection.rerank_factor == 1.0f || client_.remote_version >= kRerankVersion) return PQC_OK;
     return Fail(PQC_UNIMPLEMENTED, "selection.rerank_factor",

@@ -51,7 +51,8 @@ namespace pqcached::kvstore {
 //   4  CodebookHeader has paired_dims, IndexDescriptor has a layout of sub-spaces
 //   5  SubspaceLayout has kWeighted, whose codebooks have maps of keys and queries
 //   6  IndexKind has kGraph
-inline constexpr uint32_t kLayoutVersion = 6;
+//   7  IndexKind has kClusters
+inline constexpr uint32_t kLayoutVersion = 7;
 // Oldest version of extents that an earlier process may have left in a pool and that this one
 // reads: paired_dims and the layout are 0 there, which is what they mean.
 inline constexpr uint32_t kOldestExtentVersion = 3;
@@ -119,7 +120,8 @@ enum class RowOrder : uint32_t {
 enum class IndexKind : uint32_t {
   kFlat = 0,  // exact scores over the rows; has no index data
   kPq = 1,
-  kGraph = 2,  // graphs over keys, one for each query head (RetrievalAttention)
+  kGraph = 2,     // graphs over keys, one for each query head (RetrievalAttention)
+  kClusters = 3,  // clusters of keys, for tail estimates (RetroInfer)
 };
 
 // Cut of the sub-spaces of a pq index from a key. Numbered as in the proto.
@@ -134,7 +136,8 @@ enum class SubspaceLayout : uint32_t {
 // One index over a layer. A sequence has at most kMaxIndexes of them, numbered by index slot.
 struct IndexDescriptor {
   IndexKind kind = IndexKind::kFlat;
-  // pq: m, divides key_dim, at most half of it. graph: neighbours of a key by projection
+  // pq: m, divides key_dim, at most half of it. graph: neighbours of a key by projection. clusters:
+  // tokens of a cluster
   uint32_t subspace_count = 0;
   uint32_t bits = 0;  // pq: b in 1..8. graph: nearest keys of a query sample
   // Of pq. graph: the number of query samples, at most
@@ -163,7 +166,8 @@ struct IndexDescriptor {
 //
 // Under an index of kind kGraph the planes of a kv head are graphs (kernels/graph/graph.h), one for
 // each of its query heads, whose nodes are the slots [counted_begin, counted_end). There are no
-// counts and lists.
+// counts and lists. Under kClusters a kv head has the numbers of tokens of its clusters, rows of
+// plane_stride_bytes for these, and the codes of the slots (kvstore/read/indexes/clusters.h).
 struct IndexDataHeader {
   static constexpr uint32_t kMagic = 0x58444950;  // "PIDX"
   uint32_t magic = kMagic;
@@ -198,7 +202,7 @@ struct IndexDataHeader {
 //
 // Under an index of kind kGraph a kv head has query samples in place of centroids: their number for
 // each query head, uint32_t, and at the next multiple of kContentAlignment float[query_heads of the
-// kv head][most samples][key_dim].
+// kv head][most samples][key_dim]. Under kClusters it has nothing.
 struct CodebookHeader {
   static constexpr uint32_t kMagic = 0x4b424350;  // "PCBK"
   uint32_t magic = kMagic;

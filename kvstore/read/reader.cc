@@ -1,8 +1,6 @@
 #include "kvstore/read/reader.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -11,8 +9,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/rows/gather.h"
 #include "kvstore/read/indexes/index_types.h"
+#include "kvstore/read/indexes/tail.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
@@ -22,26 +20,9 @@ namespace {
 
 // Fewer tokens than this, over all kv heads, are read before other threads would wake up.
 constexpr uint64_t kParallelTokens = 2048;
-// Tokens of a task that visits rows.
-constexpr uint32_t kTaskTokens = 256;
 
 Refusal Refuse(StatusCode code, std::string field, std::string text, uint32_t retry_ms = kNoRetry) {
   return {.code = code, .field = std::move(field), .text = std::move(text), .retry_ms = retry_ms};
-}
-
-Refusal CheckTokens(TokenRange tokens, uint32_t stored) {
-  const auto range = [&] {
-    return std::string("[") + std::to_string(tokens.begin) + ", " + std::to_string(tokens.end) +
-           ")";
-  };
-  if (tokens.begin >= tokens.end) {
-    return Refuse(StatusCode::kInvalidArgument, "tokens", range() + " is empty");
-  }
-  if (tokens.end > stored) {
-    return Refuse(StatusCode::kOutOfRange, "tokens",
-                  range() + "; " + std::to_string(stored) + " tokens are stored");
-  }
-  return {};
 }
 
 // Makes each query head a kv head of its own, with the rows and codes of the one that it has.
@@ -105,74 +86,9 @@ void StoreGrouped(const LayerShape& shape, uint32_t query_length, const float* o
   }
 }
 
-// Copies a part of the rows [begin, end) of one kv head. Returns the end of the output.
-std::byte* CopyRun(const LayerView& view, uint32_t kv_head, TokenRange tokens,
-                   const PartBytes& part, std::byte* out) {
-  const size_t row_bytes = view.shape.row_bytes;
-  for (const SegmentView& segment : view.segments) {
-    const uint64_t first = segment.first_position;
-    const uint64_t begin = std::max(tokens.begin, first);
-    const uint64_t end = std::min(tokens.end, first + segment.token_count);
-    if (begin >= end) continue;
-    const std::byte* row = segment.rows[kv_head] + (begin - first) * row_bytes + part.begin;
-    if (part.size == row_bytes) {
-      out = std::copy_n(row, (end - begin) * row_bytes, out);
-      continue;
-    }
-    for (uint64_t token = begin; token < end; ++token, row += row_bytes) {
-      out = std::copy_n(row, part.size, out);
-    }
-  }
-  return out;
-}
-
-// Calls `visit` for the rows [begin, end), once for each segment.
-void VisitRuns(const LayerView& view, uint32_t begin, uint32_t end,
-               const std::function<void(const RowRun& run)>& visit) {
-  std::array<const std::byte*, kMaxKvHeads> rows;
-  for (const SegmentView& segment : view.segments) {
-    const uint32_t first = std::max(begin, segment.first_position);
-    const uint32_t last = std::min(end, segment.first_position + segment.token_count);
-    if (first >= last) continue;
-    const size_t offset = size_t{first - segment.first_position} * view.shape.row_bytes;
-    for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
-      rows[kv_head] = segment.rows[kv_head] + offset;
-    }
-    visit({.first_position = first,
-           .token_count = last - first,
-           .rows = {rows.data(), view.shape.kv_heads}});
-  }
-}
-
-// Gathers the rows of one kv head at `positions` into `target`: ascending positions in one call,
-// others one by one.
-void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_head,
-                std::span<const uint32_t> positions, const PartBytes& part,
-                std::span<std::byte> target) {
-  const std::vector<kernels::RowSpan> spans = RowSpans(view, kv_head);
-  const bool ascending = std::adjacent_find(positions.begin(), positions.end(),
-                                            std::greater_equal<uint32_t>()) == positions.end();
-  const size_t step = ascending ? std::max<size_t>(positions.size(), 1) : 1;
-  for (size_t i = 0; i < positions.size(); i += step) {
-    kernels::GatherRows(exec, {.row_stride_bytes = view.shape.row_bytes,
-                               .part_begin_bytes = part.begin,
-                               .part_bytes = part.size,
-                               .spans = spans,
-                               .positions = positions.subspan(i, step),
-                               .target_stride_bytes = part.size,
-                               .target = target.subspan(i * part.size, step * part.size)});
-  }
-}
-
 const char* KindName(LayerKind kind) {
   if (kind == LayerKind::kValues) return "values";
   return kind == LayerKind::kFull ? "full" : "window";
-}
-
-Refusal CheckPart(const LayerShape& shape, uint32_t layer, RowPart part) {
-  if (part != RowPart::kKey || shape.has_keys()) return {};
-  return Refuse(StatusCode::kFailedPrecondition, "part",
-                "layer " + std::to_string(layer) + " stores values only");
 }
 
 }  // namespace
@@ -332,6 +248,10 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
     return Refuse(StatusCode::kUnimplemented, "selection.rerank_factor",
                   "pages are selected by the index alone; must be 0 or 1");
   }
+  if (selection.tail_estimate) {
+    return Refuse(StatusCode::kUnimplemented, "selection.tail_estimate",
+                  "pages have no attention to add it to; must be false");
+  }
   if (selection.per_query_head) {
     return Refuse(StatusCode::kUnimplemented, "selection.group_rule",
                   "per query head: block tables have no list of pages for each query head");
@@ -370,8 +290,35 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
     }
     return AttendToRanges(view, query, scratch_.resolved.candidates, out);
   }
+  const std::optional<IndexDescriptor> clusters = source_.FindIndex(IndexKind::kClusters);
+  if (selection.tail_estimate && !clusters) {
+    return Refuse(StatusCode::kFailedPrecondition, "selection.tail_estimate",
+                  "the sequence has no index of the type clusters: build one");
+  }
   RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view));
-  AttendOver(view, query, {.positions = scratch_.positions, .logits = scratch_.logits}, out);
+  AttendOver(view, query, {.positions = scratch_.positions, .logits = scratch_.logits});
+  if (selection.tail_estimate) RETURN_IF_ERROR(EstimateTail(query, selection, *clusters));
+  StoreAttention(view, query, out);
+  return {};
+}
+
+Refusal Reader::EstimateTail(const LayerQuery& query, const Selection& selection,
+                             const IndexDescriptor& clusters) {
+  LayerView view;
+  RETURN_IF_ERROR(
+      Open(query, {query.layer, clusters, "query.layer", "selection.tail_estimate"}, &view));
+  if (selection.per_query_head) SplitGroups(&view);
+  WidenGroup(&view, query.query_length);
+  const ParallelFor& threads =
+      ThreadsFor(uint64_t{scratch_.resolved.candidate_count} * view.shape.kv_heads);
+  AddTail(exec_, view,
+          {.index = clusters,
+           .candidates = scratch_.resolved.candidates,
+           .positions = scratch_.positions,
+           .queries = scratch_.queries,
+           .output = scratch_.output,
+           .lse = scratch_.lse},
+          threads, scratch_.Bytes(threads.worker_count * TailScratchBytes(view, clusters)));
   return {};
 }
 
@@ -442,7 +389,8 @@ Refusal Reader::AttendChosen(const LayerQuery& query, Chosen chosen, LayerView* 
   } else {
     RETURN_IF_ERROR(TakeQueries(query, view));
   }
-  AttendOver(*view, query, chosen, out);
+  AttendOver(*view, query, chosen);
+  StoreAttention(*view, query, out);
   return {};
 }
 
@@ -465,8 +413,7 @@ Refusal Reader::AttendToRanges(const LayerView& view, const LayerQuery& query,
   return bad_head == kNoQueryHead ? Refusal{} : NotFinite(bad_head);
 }
 
-void Reader::AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen,
-                        const AttentionOut& out) {
+void Reader::AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen) {
   const size_t rows = view.shape.query_heads;  // of all query tokens
   const uint32_t value_dim = view.shape.value_dim;
   scratch_.output.resize(rows * value_dim);
@@ -482,6 +429,10 @@ void Reader::AttendOver(const LayerView& view, const LayerQuery& query, const Ch
                .output = scratch_.output,
                .lse = scratch_.lse},
               threads, scratch_.Bytes(threads.worker_count * AttendLayerScratchBytes(view)));
+}
+
+void Reader::StoreAttention(const LayerView& view, const LayerQuery& query,
+                            const AttentionOut& out) {
   LayerShape shape = view.shape;
   shape.query_heads /= query.query_length;
   StoreGrouped(shape, query.query_length, scratch_.output.data(), scratch_.lse.data(), out);
@@ -512,58 +463,6 @@ Refusal Reader::Score(const LayerQuery& query, const IndexDescriptor& index, Tok
               .max = {max, heads},
               .sum_exp = {sum_exp, heads}},
              threads, scratch_.Bytes(threads.worker_count * ScoreScratchBytes(view, index, range)));
-  return {};
-}
-
-Refusal Reader::FetchBlocks(uint32_t layer, TokenRange tokens, RowPart part,
-                            std::span<std::byte> out) {
-  LayerView view;
-  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
-  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
-  RETURN_IF_ERROR(CheckPart(view.shape, layer, part));
-  const PartBytes bytes = BytesOfPart(view.shape, part);
-  PQC_CHECK(out.size() >= view.shape.kv_heads * (tokens.end - tokens.begin) * bytes.size);
-  std::byte* to = out.data();
-  for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
-    to = CopyRun(view, kv_head, tokens, bytes, to);
-  }
-  return {};
-}
-
-Refusal Reader::CheckStored(uint32_t layer, TokenRange tokens) {
-  LayerView view;
-  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
-  return CheckTokens(tokens, view.token_count());
-}
-
-Refusal Reader::VisitRows(uint32_t layer, TokenRange tokens,
-                          const std::function<void(const RowRun& run)>& visit) {
-  LayerView view;
-  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
-  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
-  const auto begin = static_cast<uint32_t>(tokens.begin), end = static_cast<uint32_t>(tokens.end);
-  const uint32_t task_count = (end - begin + kTaskTokens - 1) / kTaskTokens;
-  const ParallelFor::Body body = [&](uint32_t task, uint32_t) {
-    const uint32_t first = begin + task * kTaskTokens;
-    VisitRuns(view, first, std::min(end, first + kTaskTokens), visit);
-  };
-  ThreadsFor(uint64_t{end - begin} * view.shape.kv_heads).run(task_count, body);
-  return {};
-}
-
-Refusal Reader::FetchTokens(uint32_t layer, std::span<const uint32_t> positions, RowPart part,
-                            std::span<std::byte> out) {
-  LayerView view;
-  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
-  RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/false));
-  RETURN_IF_ERROR(CheckPart(view.shape, layer, part));
-  const PartBytes bytes = BytesOfPart(view.shape, part);
-  const size_t per_head = positions.size() / view.shape.kv_heads;
-  PQC_CHECK(out.size() >= positions.size() * bytes.size);
-  for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
-    GatherHead(exec_, view, kv_head, positions.subspan(kv_head * per_head, per_head), bytes,
-               out.subspan(kv_head * per_head * bytes.size, per_head * bytes.size));
-  }
   return {};
 }
 

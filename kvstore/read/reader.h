@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -46,6 +47,8 @@ class LayerSource {
   // Errors: kInvalidArgument (layer; index, by CheckIndex), kFailedPrecondition (the sequence has
   // no such index, or the layer is of a kind that has none), kDataLoss, kInternal
   virtual Refusal Open(const LayerRequest& request, LayerView* view) = 0;
+  // Returns the sequence's first index of a kind, if it has one.
+  virtual std::optional<IndexDescriptor> FindIndex(IndexKind kind) const = 0;
 
  protected:
   ~LayerSource() = default;
@@ -108,8 +111,10 @@ class Reader {
   // Errors: as TopK
   Refusal TopPages(const LayerQuery& query, const Selection& selection, const PageTerms& terms,
                    const PageLists& out);
-  // Selects as TopK, and attends to the selected tokens. Without `want_positions`,
-  // scratch.positions is unspecified.
+  // Selects as TopK, and attends to the selected tokens; with a tail estimate, also to clusters of
+  // the others. Without `want_positions`, scratch.positions is unspecified.
+  //
+  // Errors: as TopK, and kFailedPrecondition (selection.tail_estimate: there are no clusters)
   Refusal Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
                  SelectedTokens* selected, const AttentionOut& out);
   // Attends to positions [sets, count], ascending per set: a set for each kv head, or one for each
@@ -179,8 +184,13 @@ class Reader {
   // Attends to checked positions or lists, for a query with logits or with queries.
   Refusal AttendChosen(const LayerQuery& query, Chosen chosen, LayerView* view,
                        const AttentionOut& out);
-  void AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen,
-                  const AttentionOut& out);
+  // Attends to tokens; the result is in scratch.output and scratch.lse.
+  void AttendOver(const LayerView& view, const LayerQuery& query, const Chosen& chosen);
+  // Merges the estimate for candidates that scratch.positions does not have with that result.
+  Refusal EstimateTail(const LayerQuery& query, const Selection& selection,
+                       const IndexDescriptor& clusters);
+  // Stores the result.
+  void StoreAttention(const LayerView& view, const LayerQuery& query, const AttentionOut& out);
   // Returns the threads for work over that many tokens.
   const ParallelFor& ThreadsFor(uint64_t tokens) const;
 

@@ -114,6 +114,7 @@ Selection TermsOf(LayerKind kind, const Selection& selection) {
   terms.budget_kind = BudgetKind::kRatio;
   terms.budget_ratio = 1.0;
   terms.rerank_factor = 1.0f;
+  terms.tail_estimate = false;
   if (kind == LayerKind::kFull) return terms;
   // All tokens are the engine's own, and none of them is counted.
   terms.sink_tokens = 0;
@@ -190,6 +191,20 @@ Refusal Descends(std::string field, uint32_t position, uint32_t before, const ch
 }
 
 }  // namespace
+
+Refusal CheckTokens(TokenRange tokens, uint32_t stored) {
+  const auto range = [&] {
+    return "[" + std::to_string(tokens.begin) + ", " + std::to_string(tokens.end) + ")";
+  };
+  if (tokens.begin >= tokens.end) {
+    return {StatusCode::kInvalidArgument, "tokens", range() + " is empty"};
+  }
+  if (tokens.end > stored) {
+    return {StatusCode::kOutOfRange, "tokens",
+            range() + "; " + std::to_string(stored) + " tokens are stored"};
+  }
+  return {};
+}
 
 Refusal CheckPositions(const LayerView& view, std::span<const uint32_t> positions, bool ascending) {
   if (positions.size() % view.shape.kv_heads != 0) {

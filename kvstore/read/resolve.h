@@ -47,6 +47,9 @@ ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
 void Resolve(const Selection& selection, uint64_t query_position, uint32_t stored_tokens,
              ResolvedSelection* resolved);
 
+// Checks that a range of tokens is not empty and that all of it is stored. Errors:
+// kInvalidArgument, kOutOfRange ("tokens")
+Refusal CheckTokens(TokenRange tokens, uint32_t stored);
 // Checks positions [kv_heads, count]: stored, and with `ascending` in order within a set. Errors:
 // kInvalidArgument, kOutOfRange (positions[i])
 Refusal CheckPositions(const LayerView& view, std::span<const uint32_t> positions, bool ascending);

@@ -65,6 +65,9 @@ struct Selection {
   uint32_t window_tokens = 0;
   ExcludedRanges excluded = {};
   BudgetKind budget_kind = BudgetKind::kRatio;
+  // Attention also estimates the candidates that are not selected, from the clusters of the
+  // sequence (indexes/tail.h). It lies in padding, too.
+  bool tail_estimate = false;
   // Exact re-ranking: the index proposes ceil(rerank_factor * k) candidates, whose keys are scored
   // exactly, and the k best of these remain. In [1, kMaxRerankFactor]; 1 = off. Without an effect
   // under flat, whose scores are exact. It lies in what was padding, because the struct has one

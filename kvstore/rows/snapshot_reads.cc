@@ -1,6 +1,7 @@
 #include "kvstore/rows/snapshot_reads.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,13 @@ class SnapshotSource final : public LayerSource {
     }
     *view = {.shape = shape, .segments = segments_};
     return {};
+  }
+
+  std::optional<IndexDescriptor> FindIndex(IndexKind kind) const override {
+    for (const IndexDescriptor& index : reading_.snapshot->list->indexes) {
+      if (index.kind == kind) return index;
+    }
+    return std::nullopt;
   }
 
  private:

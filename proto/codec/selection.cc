@@ -110,6 +110,7 @@ void Encode(const kvstore::Selection& selection, v1::Selection* message) {
   message->set_sink_tokens(selection.sink_tokens);
   message->set_window_tokens(selection.window_tokens);
   if (selection.rerank_factor != 1.0f) message->set_rerank_factor(selection.rerank_factor);
+  if (selection.tail_estimate) message->set_tail_estimate(true);
   for (const kvstore::PositionRange& excluded : selection.excluded) {
     v1::TokenRange* range = message->add_excluded();
     range->set_begin(excluded.begin);
@@ -144,6 +145,7 @@ Refusal Decode(const v1::Selection& message, const std::string& field,
     }
     selection->rerank_factor = static_cast<float>(message.rerank_factor());
   }
+  selection->tail_estimate = message.tail_estimate();
   RETURN_IF_ERROR(DecodeExcluded(message, field + ".excluded", &selection->excluded));
   return DecodeBudget(message, field, selection);
 }

@@ -232,6 +232,7 @@ absl::Status QueryHandlers::AttendOne(const Caller& caller, const v1::AttendItem
     if (item.want_positions()) {
       RETURN_IF_ERROR(CheckPositionBytes(caller, sequence_id, query, selection));
     }
+    message->set_has_tail_estimate(selection.tail_estimate);
     attention =
         store_.Attend(caller.session.tenant, sequence_id, query, selection, item.want_positions());
   } else if (item.tokens_case() == v1::AttendItem::kPositions) {

@@ -10,6 +10,7 @@
 #include "kvstore/read/indexes/graph.h"
 #include "kvstore/read/indexes/index_types.h"
 #include "tests/fuzz/bytes.h"
+#include "tests/fuzz/index_memory.h"
 #include "tests/fuzz/target.h"
 
 namespace pqcached::fuzz {
@@ -28,35 +29,6 @@ kvstore::LayerShape Shape() {
           .kv_heads = 1,
           .query_heads = kGroup,
           .row_bytes = kKeyDim * sizeof(float)};
-}
-
-// Memory of exactly the bytes asked for, so that a sanitizer sees what is read behind them.
-class Memory {
- public:
-  explicit Memory(size_t bytes)
-      : bytes_(bytes),
-        memory_(new (std::align_val_t{kvstore::kContentAlignment}) std::byte[bytes]) {
-    std::memset(memory_, 0, bytes);
-  }
-  ~Memory() { operator delete[](memory_, std::align_val_t{kvstore::kContentAlignment}); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  std::span<std::byte> bytes() const { return {memory_, bytes_}; }
-
- private:
-  const size_t bytes_;
-  std::byte* const memory_;
-};
-
-// Numbers that are the same in each run.
-std::vector<float> Numbers(size_t count, uint32_t seed) {
-  std::vector<float> numbers(count);
-  for (float& number : numbers) {
-    seed = seed * 1664525u + 1013904223u;
-    number = static_cast<float>(seed >> 8u) * 0x1p-23f - 1.0f;
-  }
-  return numbers;
 }
 
 // One closed segment with its graphs.

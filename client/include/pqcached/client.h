@@ -295,15 +295,16 @@ typedef struct pqc_layer_group {
 typedef enum pqc_index_kind {
   PQC_INDEX_DEFAULT = 0, /* the default_index of the pqc_cache_spec that opened the handle */
   PQC_INDEX_PQ = 1, /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
-  PQC_INDEX_FLAT = 2,   /* exact scores over all keys; needs no build */
-  PQC_INDEX_PLUGIN = 3, /* of a plug-in of the sidecar: pqc_client_index_make; needs a build */
-  PQC_INDEX_GRAPH = 4   /* graphs over keys, by pqc_index_make; needs a build and query samples */
+  PQC_INDEX_FLAT = 2,    /* exact scores over all keys; needs no build */
+  PQC_INDEX_PLUGIN = 3,  /* of a plug-in of the sidecar: pqc_client_index_make; needs a build */
+  PQC_INDEX_GRAPH = 4,   /* graphs over keys, by pqc_index_make; needs a build and query samples */
+  PQC_INDEX_CLUSTERS = 5 /* of keys, by pqc_index_make; needs a build; selects as flat does */
 } pqc_index_kind;
 
 /* Cut of the sub-spaces of pq from a key. Another layout is another index. */
 typedef enum pqc_subspace_layout {
-  /* Keeps rotary pairs together: where rope_layout is PQC_ROPE_HALF, rotary_dim a multiple of s =
-   * key_dim / subspaces and more, and s even, a sub-space has s / 2 dims and their partners. */
+  /* s / 2 dims and their partners, where rope_layout is PQC_ROPE_HALF, rotary_dim a multiple of s =
+   * key_dim / subspaces and more, and s even */
   PQC_SUBSPACES_PAIRS = 0,
   PQC_SUBSPACES_CONTIGUOUS = 1, /* s consecutive dims */
   PQC_SUBSPACES_WEIGHTED = 2    /* of keys rotated by query samples (rows.h), which it needs */
@@ -315,8 +316,7 @@ typedef struct pqc_index {
   pqc_index_kind kind;
   uint32_t subspaces; /* pq: m, divides key_dim, at most half of it; 1, 2, 4, 8, 16 are fast */
   uint32_t bits;      /* pq: b in 1..8, 2^b centroids per sub-space; 4..8 are fast. Else 0, as m */
-  /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals. Others: as made. */
-  uint32_t reserved[5];
+  uint32_t reserved[5]; /* pq: [PQC_INDEX_LAYOUT] is a pqc_subspace_layout, `layout` in refusals */
 } pqc_index;
 
 typedef struct pqc_cache_spec {

@@ -81,6 +81,17 @@ typedef struct pqc_selection {
    * effect under PQC_INDEX_FLAT and in layers that are not PQC_LAYERS_SELECTED. PQC_UNIMPLEMENTED
    * for pages, in steps of a GPU, and when a call reaches an older sidecar or libpqcached_rpc. */
   double rerank_factor;
+  /* 1: attention also estimates the candidates that are not selected, by one more partial attention
+   * (RetroInfer, arXiv 2505.02922, section 4.1): each cluster of an index PQC_INDEX_CLUSTERS counts
+   * as its tokens that are not selected, all with the mean of the cluster's keys and values. Rows
+   * without clusters stay left out: the sinks of the build, and appended rows until they are merged
+   * or built. It costs about as much as the attention to a 32nd of the candidates. The sequence
+   * needs such an index, and that of the selection (PQC_FAILED_PRECONDITION). Without an effect
+   * where only positions are asked for, and in layers that are not PQC_LAYERS_SELECTED.
+   * PQC_UNIMPLEMENTED for pages, in steps of a GPU, and when a call reaches an older sidecar or
+   * libpqcached_rpc. 0: off. */
+  uint32_t tail_estimate;
+  uint32_t reserved;
 } pqc_selection;
 
 /* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,

@@ -427,7 +427,8 @@ struct Selection {
   uint64_t token_count = 0;  // budget in tokens, in place of `ratio`, when not 0
   // Budget of selected tokens alone, in place of both, when not 0 (PQC_BUDGET_RETRIEVED).
   uint64_t retrieved_tokens = 0;
-  double rerank_factor = 0;  // in [1, 8]: of k, candidates that are scored exactly; 0 = off
+  double rerank_factor = 0;    // in [1, 8]: of k, candidates that are scored exactly; 0 = off
+  bool tail_estimate = false;  // attention estimates the other candidates by an index of clusters
 
   // Returns the C struct, which refers to `excluded`.
   pqc_selection c() const {
@@ -444,6 +445,7 @@ struct Selection {
     c.ratio = ratio;
     c.token_count = retrieved_tokens ? retrieved_tokens : token_count;
     c.rerank_factor = rerank_factor;
+    c.tail_estimate = tail_estimate ? 1 : 0;
     return c;
   }
 };

@@ -78,6 +78,7 @@ PQC_INDEX_PQ = 1
 PQC_INDEX_FLAT = 2
 PQC_INDEX_PLUGIN = 3
 PQC_INDEX_GRAPH = 4
+PQC_INDEX_CLUSTERS = 5
 
 # pqc_subspace_layout
 PQC_SUBSPACES_PAIRS = 0
@@ -429,6 +430,8 @@ class Selection(Sized):
         ("ratio", c_double),
         ("token_count", c_uint64),
         ("rerank_factor", c_double),
+        ("tail_estimate", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -65,6 +65,7 @@ class IndexKind(enum.IntEnum):
     FLAT = abi.PQC_INDEX_FLAT  # exact scores of all keys
     PLUGIN = abi.PQC_INDEX_PLUGIN  # of a plug-in of the sidecar; Client.make_index
     GRAPH = abi.PQC_INDEX_GRAPH  # Index.make("graph"); needs Sequence.add_query_samples
+    CLUSTERS = abi.PQC_INDEX_CLUSTERS  # Index.make("clusters"); for Selection.tail_estimate
 
 
 class HeadRule(enum.IntEnum):

@@ -176,6 +176,8 @@ class Selection:
     retrieved_tokens: Optional[int] = None
     # of k, candidates that the index proposes and that are scored exactly: in [1, 8]; 0 = off
     rerank_factor: float = 0
+    # attention also estimates the candidates that are not selected, by an index of type clusters
+    tail_estimate: bool = False
 
     def __post_init__(self) -> None:
         if [self.ratio, self.token_count, self.retrieved_tokens].count(None) != 2:
@@ -202,7 +204,7 @@ class Selection:
         c = abi.Selection(index=self.index.c(), group_rule=member(GroupRule, "group_rule", self.group_rule),
                           sink_tokens=uint64("sink_tokens", self.sink_tokens),
                           window_tokens=uint64("window_tokens", self.window_tokens), excluded_count=len(ranges),
-                          rerank_factor=number("rerank_factor", self.rerank_factor))
+                          rerank_factor=number("rerank_factor", self.rerank_factor), tail_estimate=int(bool(self.tail_estimate)))
         if ranges:
             c.excluded = (abi.TokenRange * len(ranges))(*ranges)
         if self.token_count is not None:

@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/indexes/clusters.h"
 #include "kvstore/read/indexes/flat.h"
 #include "kvstore/read/indexes/graph.h"
 #include "kvstore/read/indexes/pq.h"
@@ -17,10 +18,12 @@ namespace {
 const FlatIndex kFlatIndex;
 const PqIndex kPqIndex;
 const GraphIndex kGraphIndex;
+const ClustersIndex kClustersIndex;
 
 // A new type is registered here.
-constexpr size_t kBuiltInTypes = 3;
-const IndexType* types[kBuiltInTypes + kMaxPlugins] = {&kPqIndex, &kFlatIndex, &kGraphIndex};
+constexpr size_t kBuiltInTypes = 4;
+const IndexType* types[kBuiltInTypes + kMaxPlugins] = {&kPqIndex, &kFlatIndex, &kGraphIndex,
+                                                       &kClustersIndex};
 IndexDescriptor plugins[kMaxPlugins];  // their names
 size_t plugin_count = 0;
 
@@ -95,6 +98,8 @@ const IndexType* FindIndexType(const IndexDescriptor& index) {
       return &kPqIndex;
     case IndexKind::kGraph:
       return &kGraphIndex;
+    case IndexKind::kClusters:
+      return &kClustersIndex;
   }
   for (size_t i = 0; i < plugin_count; ++i) {
     if (IsSamePlugin(plugins[i], index)) return types[kBuiltInTypes + i];

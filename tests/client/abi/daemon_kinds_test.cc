@@ -471,6 +471,52 @@ TEST_P(DaemonKindsTest, GraphsAreSearchedLikeAnyIndex) {
   }
 }
 
+// What a selection leaves out is estimated by clusters, in single calls and in steps.
+TEST_P(DaemonKindsTest, ATailIsEstimatedByClusters) {
+  constexpr uint64_t kTokens = 2000;
+  const Layer rows(kTokens + 1, 3);
+  Cache cache = Must(client_.OpenCache(testing::SpecOf("tail", {0})));
+  Sequence sequence = Must(cache.CreateSequence({}));
+  MustBeOk(sequence.Ingest(0, 0, rows.keys(0, kTokens), rows.values(0, kTokens)));
+  const std::vector<float> numbers(Layer::kQueryHeads * Layer::kKeyDim, 0.3f);
+  const Query query{.layer = 0,
+                    .query_position = kTokens,
+                    .queries = Tensor(numbers, {Layer::kQueryHeads, Layer::kKeyDim})};
+  Selection selection{.index = Index::Flat(),
+                      .window_tokens = 1,
+                      .retrieved_tokens = kTokens / 20,
+                      .tail_estimate = true};
+  const Status without = sequence.Attend(query, selection).status();
+  EXPECT_EQ(without.code(), PQC_FAILED_PRECONDITION) << without.ToString();
+  EXPECT_EQ(without.field(), "selection.tail_estimate");
+  const Index clusters = Must(Index::Make("clusters", {{"tokens", uint64_t{16}}}));
+  EXPECT_EQ(clusters.kind, PQC_INDEX_CLUSTERS);
+  MustBeOk(sequence.BuildIndex({.index = clusters}));
+
+  const Attention full = Must(sequence.Attend(query, {.window_tokens = 1, .ratio = 1.0}));
+  const auto error = [&full](const Attention& found) {
+    double sum = 0;
+    for (size_t i = 0; i < full.output.size(); ++i) {
+      sum += std::pow(found.output[i] - full.output[i], 2.0);
+    }
+    return std::sqrt(sum);
+  };
+  for (const bool per_query_head : {false, true}) {
+    selection.group_rule = per_query_head ? PQC_PER_QUERY_HEAD : PQC_SUM_SOFTMAX;
+    const Attention estimated = Must(sequence.Attend(query, selection));
+    Selection plain = selection;
+    plain.tail_estimate = false;
+    EXPECT_LT(error(estimated), 0.5 * error(Must(sequence.Attend(query, plain))));
+    const StepItem items[] = {{&sequence, kTokens}};
+    Step step = Must(client_.BeginStep(items, &selection));
+    Attention attention{.output = std::vector<float>(Layer::kQueryHeads * Layer::kValueDim),
+                        .lse = std::vector<float>(Layer::kQueryHeads)};
+    MustBeOk(step.Attend(0, Tensor(numbers, {1, Layer::kQueryHeads, Layer::kKeyDim}),
+                         attention.output, attention.lse, nullptr));
+    ExpectAttention(attention, estimated);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonKindsTest,
                          ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
                          [](const auto& path) {

@@ -74,6 +74,10 @@ TEST_P(RefusalsTest, OfIndexesByTheirType) {
   Expect(Select({.index = graph, .ratio = 0.5}), PQC_INVALID_ARGUMENT, "selection.index.reserved");
   graph = Must(Index::Make("graph"));
   Expect(Select({.index = graph, .ratio = 0.5}), PQC_FAILED_PRECONDITION, "selection.index");
+  Index clusters = Must(Index::Make("clusters"));
+  clusters.reserved[PQC_INDEX_LAYOUT + 2] = 7;  // tokens that Make refuses
+  Expect(Select({.index = clusters, .ratio = 0.5}), PQC_INVALID_ARGUMENT,
+         "selection.index.reserved");
   Index words = Index::Pq(2, 6);
   words.reserved[PQC_INDEX_LAYOUT + 1] = 1;
   Expect(Select({.index = words, .ratio = 0.5}), PQC_UNIMPLEMENTED, "selection.index.reserved");

@@ -180,6 +180,7 @@ TEST_F(CtlTest, ShowsIndexTypesWithTheirParameters) {
   EXPECT_NE(shown.output.find("pairs, contiguous"), std::string::npos);
   EXPECT_NE(shown.output.find("flat: Exact scores"), std::string::npos);
   EXPECT_NE(shown.output.find("graph: RetrievalAttention"), std::string::npos);
+  EXPECT_NE(shown.output.find("clusters: RetroInfer"), std::string::npos);
 }
 
 TEST_F(CtlTest, EndsQuarantines) {

@@ -20,6 +20,16 @@ using testing::SpanOf;
 
 class GpuListsTest : public testing::GpuWrapperTest {};
 
+TEST_F(GpuListsTest, ATailIsNotEstimated) {
+  const Layer layer(400, 3);
+  Sequence sequence = Fill(layer, 380);
+  const StepItem items[] = {{&sequence, 380, 1}};
+  const Selection selection{.window_tokens = 1, .ratio = 0.2, .tail_estimate = true};
+  const Status refused = gpu_->BeginStep(items, selection, stream_).status();
+  EXPECT_EQ(refused.code(), PQC_UNIMPLEMENTED) << refused.ToString();
+  EXPECT_EQ(refused.field(), "options.selection.tail_estimate");
+}
+
 TEST_F(GpuListsTest, AnyListsGiveTheAttentionOverTheirPositions) {
   const Layer layer(400, 3), other(300, 8);
   Sequence first = Fill(layer, 380), second = Fill(other, 290);

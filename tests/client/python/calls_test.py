@@ -198,7 +198,7 @@ class CallsTest(DaemonTest):
 
     def test_an_index_can_be_made_from_the_description_of_its_type(self):
         types = {one.name: one for one in self.client.index_types()}
-        self.assertEqual(sorted(types), ["flat", "graph", "pq"])
+        self.assertEqual(sorted(types), ["clusters", "flat", "graph", "pq"])
         self.assertEqual((types["flat"].parameters, types["flat"].needs_build), ((), False))
         self.assertTrue(types["pq"].needs_build)
         described = {one.name: one for one in types["pq"].parameters}

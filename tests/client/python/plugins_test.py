@@ -84,7 +84,7 @@ class PluginsTest(unittest.TestCase):
         self.start(EXAMPLE)
         client = self.client()
         listed = {one.name: one for one in client.index_types()}
-        self.assertEqual(sorted(listed), ["flat", "graph", "pq", "sq"])
+        self.assertEqual(sorted(listed), ["clusters", "flat", "graph", "pq", "sq"])
         self.assertTrue(listed["sq"].needs_build)
         self.assertEqual([(one.name, one.least, one.most, one.default) for one in listed["sq"].parameters], [("bits", 4, 8, 8)])
         self.assertEqual(client.make_index("sq").kind, IndexKind.PLUGIN)

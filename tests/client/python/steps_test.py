@@ -436,6 +436,21 @@ class StepsOverOnePath(OnePath):
         alone = sequence.attend(0, TOKENS - 1, queries, reranked)
         np.testing.assert_allclose(output.output[0], alone.output, atol=1e-5)
 
+    def test_a_tail_is_estimated_by_clusters(self):
+        sequence = self.filled()
+        queries = self.layer.queries
+        ends = {"sink_tokens": 16, "window_tokens": 32, "index": Index.flat()}
+        estimated = Selection(ratio=0.1, tail_estimate=True, **ends)
+        with self.fails(pqcached.FailedPrecondition, "selection.tail_estimate"):
+            sequence.attend(0, TOKENS - 1, queries, estimated)
+        sequence.build_index(Index.make("clusters", tokens=8))
+        full = sequence.attend(0, TOKENS - 1, queries, Selection(ratio=1, **ends)).output
+        plain = sequence.attend(0, TOKENS - 1, queries, Selection(ratio=0.1, **ends)).output
+        alone = sequence.attend(0, TOKENS - 1, queries, estimated).output
+        self.assertLess(np.linalg.norm(alone - full), 0.7 * np.linalg.norm(plain - full))
+        with self.client.begin_step([StepItem(sequence, TOKENS - 1)], estimated) as step:
+            np.testing.assert_allclose(step.attend(0, queries[None]).output[0], alone, atol=1e-5)
+
     # ---- Ranks
 
     def test_ranks_of_a_model_have_a_cache_each(self):

@@ -84,9 +84,9 @@ class Fixture {
     return sequence_->TopK({.layer = 0, .query_position = 99, .queries = {q_, {kQueryHeads, kDim}}},
                            {.ratio = 0.5});
   }
-  Result<Attention> Attend() {
+  Result<Attention> Attend(const Selection& selection = {.ratio = 0.5}) {
     return sequence_->Attend(
-        {.layer = 0, .query_position = 99, .queries = {q_, {kQueryHeads, kDim}}}, {.ratio = 0.5});
+        {.layer = 0, .query_position = 99, .queries = {q_, {kQueryHeads, kDim}}}, selection);
   }
   Status Ingest(uint64_t tokens) {
     std::vector<float> rows(tokens * kKvHeads * kDim);
@@ -177,6 +177,15 @@ TEST(FailureTest, AnOlderSidecarDoesNotAttendToListsPerQueryHead) {
   EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
   EXPECT_EQ(status.field(), "lists.list_count");
   EXPECT_TRUE(attend(kKvHeads).ok());
+}
+
+TEST(FailureTest, AnOlderSidecarDoesNotLeaveATailEstimateOut) {
+  Fixture fixture("good");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  const Status status = fixture.Attend({.ratio = 0.5, .tail_estimate = true}).status();
+  EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
+  EXPECT_EQ(status.field(), "selection.tail_estimate");
+  EXPECT_TRUE(fixture.Attend().ok());
 }
 
 TEST(FailureTest, HeartbeatsAreAnsweredAndClosingEndsTheSession) {

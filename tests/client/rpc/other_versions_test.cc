@@ -76,8 +76,15 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveReRankingOut) {
     EXPECT_EQ(sequence.Attend(query, selection).status().code(), PQC_UNIMPLEMENTED);
     selection.rerank_factor = 1;
     EXPECT_EQ(Must(sequence.TopK(query, selection)).count, 50u);
+    selection.tail_estimate = true;
+    const Status estimated = sequence.Attend(query, selection).status();
+    EXPECT_EQ(estimated.code(), PQC_UNIMPLEMENTED);
+    EXPECT_EQ(estimated.field(), "selection.tail_estimate");
     return;
   }
+  selection.tail_estimate = true;
+  EXPECT_EQ(sequence.Attend(query, selection).status().field(), "selection.tail_estimate");
+  selection.tail_estimate = false;
   const std::vector<uint32_t> reranked = Must(selected).positions;
   selection.rerank_factor = 0;
   EXPECT_NE(Must(sequence.TopK(query, selection)).positions, reranked);
@@ -140,6 +147,8 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveALayoutOut) {
   expect(sequence.AddQuerySamples({&samples, 1}), "samples");
   const LiveIndex graph{.index = Must(Index::Make("graph"))};
   expect(cache.CreateSequence({.live_index = graph}).status(), "options.index.kind");
+  const LiveIndex clusters{.index = Must(Index::Make("clusters"))};
+  expect(cache.CreateSequence({.live_index = clusters}).status(), "options.index.kind");
   if (!is_older || path == PQC_PATH_ONLY_LOCAL) return;
   const Query query{.layer = 0, .query_position = 599, .queries = layer.queries()};
   expect(sequence.TopK(query, {.index = contiguous, .retrieved_tokens = 50}).status(),

@@ -211,6 +211,11 @@ TEST_P(DaemonPagesTest, BadArgumentsAreNamed) {
   expect(PQC_UNIMPLEMENTED, "selection.rerank_factor", &reranked);
   reranked.ratio = 1.0;  // all pages, which need no scores
   expect(PQC_UNIMPLEMENTED, "selection.rerank_factor", &reranked);
+  pqc_selection estimated = terms;
+  estimated.tail_estimate = 1;
+  expect(PQC_UNIMPLEMENTED, "selection.tail_estimate", &estimated);
+  estimated.tail_estimate = 2;
+  expect(PQC_INVALID_ARGUMENT, "selection.tail_estimate", &estimated);
   for (const uint32_t page_tokens : {0u, 8u, 48u, 128u}) {
     options.page_tokens = page_tokens;
     expect(PQC_INVALID_ARGUMENT, "options.page_tokens", &terms);

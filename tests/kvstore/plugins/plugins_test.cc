@@ -105,7 +105,7 @@ class Plugins : public ::testing::Test {
 TEST_F(Plugins, AnIndexIsListedNamedAndChecked) {
   const IndexType* const type = FindIndexType("copy");
   ASSERT_NE(type, nullptr);
-  EXPECT_EQ(IndexTypes().size(), 4u);
+  EXPECT_EQ(IndexTypes().size(), 5u);
   EXPECT_EQ(NameOf(Copy(0, 9)), "copy fault=0 number=9");
   EXPECT_TRUE(IsBuilt(Copy()));
   EXPECT_EQ(type->ValueOf(DefaultIndex(*type), 1), 7u);

@@ -19,7 +19,7 @@ TEST(IndexTypes, AreFoundByNameAndKind) {
     EXPECT_TRUE(names.insert(type->info().name).second) << type->info().name;
     EXPECT_FALSE(type->info().text.empty());
   }
-  EXPECT_EQ(names, (std::set<std::string_view>{"pq", "flat", "graph"}));
+  EXPECT_EQ(names, (std::set<std::string_view>{"pq", "flat", "graph", "clusters"}));
   EXPECT_EQ(FindIndexType("hnsw"), nullptr);
   EXPECT_EQ(FindIndexType({static_cast<IndexKind>(77)}), nullptr);
 }

@@ -166,9 +166,9 @@ TEST_F(PluginIndexRpcTest, OfAPluginThatIsSwitchedOffSelectionsAreExactAndBuilds
   EXPECT_THAT(CreateLive(), HasSubstr("zero is switched off for this test"));
   v1::ListIndexTypesResponse types;
   EXPECT_EQ(Message(v1::ListIndexTypesRequest(), &types), "");
-  EXPECT_EQ(types.types_size(), 4);
-  EXPECT_FALSE(types.types(3).needs_build());
-  EXPECT_THAT(types.types(3).text(), HasSubstr("It is switched off for this test"));
+  EXPECT_EQ(types.types_size(), 5);
+  EXPECT_FALSE(types.types(4).needs_build());
+  EXPECT_THAT(types.types(4).text(), HasSubstr("It is switched off for this test"));
 }
 
 }  // namespace

@@ -176,6 +176,10 @@ TEST_F(BadInputTest, QueriesThatCannotBe) {
   pages.mutable_items(0)->mutable_selection()->set_rerank_factor(2);
   Check("pages re-ranked", client_->kv().TopK(client_->Context().get(), pages, &response),
         StatusCode::UNIMPLEMENTED, "items[0].selection.rerank_factor");
+  pages.mutable_items(0)->mutable_selection()->set_rerank_factor(1);
+  pages.mutable_items(0)->mutable_selection()->set_tail_estimate(true);
+  Check("pages with a tail", client_->kv().TopK(client_->Context().get(), pages, &response),
+        StatusCode::UNIMPLEMENTED, "items[0].selection.tail_estimate");
   v1::AttendRequest attend;
   *attend.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
   v1::AttendResponse attention;

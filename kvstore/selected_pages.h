@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kvstore/read/token_pages.h"
+#include "kvstore/read/select/token_pages.h"
 
 namespace pqcached::kvstore {
 

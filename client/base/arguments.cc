@@ -84,14 +84,27 @@ pqc_status ReadTokens(uint64_t tokens, const FieldPath& field, uint32_t* to) {
               static_cast<unsigned long long>(kMaxSequenceTokens));
 }
 
+pqc_status ReadMass(const pqc_selection& selection, kvstore::Selection* to) {
+  kvstore::Selection::MassBounds bounds;
+  RETURN_IF_ERROR(ReadTokens(selection.least_tokens, "selection.least_tokens", &bounds.least));
+  RETURN_IF_ERROR(ReadTokens(selection.most_tokens, "selection.most_tokens", &bounds.most));
+  to->budget_kind = kvstore::BudgetKind::kMass;
+  to->budget_count = kvstore::Selection::CountOf(bounds);
+  to->budget_ratio = selection.attention_mass;
+  return PQC_OK;
+}
+
 pqc_status ReadBudget(const pqc_selection& selection, kvstore::Selection* to) {
   const uint32_t budget = RawEnum(selection.budget);
-  if (budget == PQC_BUDGET_MASS) {
-    return Fail(PQC_UNIMPLEMENTED, "selection.budget",
-                "PQC_BUDGET_MASS is not supported in this version");
-  }
   if (budget > PQC_BUDGET_RETRIEVED) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
+  }
+  if (budget == PQC_BUDGET_MASS) return ReadMass(selection, to);
+  if (selection.attention_mass != 0 || selection.least_tokens || selection.most_tokens) {
+    const char* const field = selection.attention_mass != 0 ? "selection.attention_mass"
+                              : selection.least_tokens      ? "selection.least_tokens"
+                                                            : "selection.most_tokens";
+    return Fail(PQC_INVALID_ARGUMENT, field, "only with PQC_BUDGET_MASS; must be 0");
   }
   to->budget_kind = budget == PQC_BUDGET_COUNT       ? kvstore::BudgetKind::kCount
                     : budget == PQC_BUDGET_RETRIEVED ? kvstore::BudgetKind::kRetrieved

@@ -22,8 +22,8 @@
 #include "kernels/base/dtype.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/reader.h"
+#include "kvstore/read/select/token_pages.h"
 #include "kvstore/read/selection.h"
-#include "kvstore/read/token_pages.h"
 #include "pqcached/cache_events.h"
 #include "pqcached/client.h"
 
@@ -34,7 +34,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-// The first that sends PQC_INDEX_CLUSTERS and tail_estimate.
+// The first that sends PQC_INDEX_CLUSTERS, tail_estimate and attention_mass.
 inline constexpr uint32_t kRemoteVersion = 21;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;

@@ -182,6 +182,10 @@ pqc_status CheckStep(const GpuState& gpu, const pqc_step& step) {
     return Fail(PQC_UNIMPLEMENTED, "options.selection.rerank_factor",
                 "%g, must be 0 or 1 in steps of a GPU", double{step.selection.rerank_factor});
   }
+  if (step.has_selection && step.selection.budget_kind == kvstore::BudgetKind::kMass) {
+    return Fail(PQC_UNIMPLEMENTED, "options.selection.attention_mass",
+                "not supported in steps of a GPU");
+  }
   if (step.has_selection && step.selection.tail_estimate) {
     return Fail(PQC_UNIMPLEMENTED, "options.selection.tail_estimate",
                 "1, must be 0 in steps of a GPU");

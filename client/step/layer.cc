@@ -155,7 +155,7 @@ uint32_t SelectionCount(const LayerCall& call, StepItem& item, const kvstore::Se
   if (!call.attends) return item.query_length;
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
-  return resolved.select_count == resolved.candidate_count ? 1 : item.query_length;
+  return resolved.takes_all() ? 1 : item.query_length;
 }
 
 kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item) {
@@ -281,9 +281,15 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   std::vector<uint64_t>& offsets = step->offsets;
   offsets.assign(items.size() + 1, 0);
   const uint32_t sets = call.selection->SetCount(call.shape.kv_heads, call.shape.query_heads);
+  const bool by_mass = call.selection->budget_kind == kvstore::BudgetKind::kMass;
   for (size_t i = 0; i < items.size(); ++i) {
     const pqc_status status = CountSelected(items[i], *call.selection, &out.counts[i]);
     if (status != PQC_OK) return PrefixItem(i, status);
+    if (by_mass && SelectionCount(call, items[i], *call.selection) > 1) {
+      return PrefixItem(i, Fail(PQC_UNIMPLEMENTED, "selection.attention_mass",
+                                "the selections of its tokens have different counts; end "
+                                "PQC_STEP_SELECT_PER_TOKEN or speculation"));
+    }
     out.offsets[i] = offsets[i];
     offsets[i + 1] = offsets[i] + uint64_t{SelectionCount(call, items[i], *call.selection)} * sets *
                                       out.counts[i];
@@ -292,7 +298,10 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts
   RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, offsets.back()));
   call.positions = out.positions;
-  return AdviseInStep(step->client->reads->StepTopK(call), step->no_wait, /*ended=*/false);
+  step->counts.assign(items.size(), 0);
+  const pqc_status status = step->client->reads->StepTopK(call);
+  if (status == PQC_OK && by_mass) std::copy(step->counts.begin(), step->counts.end(), out.counts);
+  return AdviseInStep(status, step->no_wait, /*ended=*/false);
 }
 
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

@@ -411,7 +411,8 @@ class MappedReads final : public ReadBackend {
     const auto index = static_cast<size_t>(&item - call.step->items.data());
     const std::vector<uint64_t>& offsets = call.step->offsets;
     const uint64_t size = (offsets[index + 1] - offsets[index]) / selections;
-    std::copy_n((*item.scratch)->positions.begin(), size,
+    const std::vector<uint32_t>& positions = (*item.scratch)->positions;
+    std::copy_n(positions.begin(), std::min<uint64_t>(positions.size(), size),
                 call.positions + offsets[index] + number * size);
   }
 
@@ -433,8 +434,8 @@ class MappedReads final : public ReadBackend {
                                        OutOf(call, item, i), reader, &selected);
       if (!refusal.ok()) return FailItem(item, FailInStep(refusal));
       if (call.positions) CopyPositions(call, item, i, selections);
+      *count = std::max(*count, selected.count);  // of one token at a time, the largest
     }
-    *count = selected.count;
     return Check(item);
   }
 

@@ -91,6 +91,10 @@ pqc_status SelectPagesInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
     return Fail(PQC_UNIMPLEMENTED, "selection.rerank_factor",
                 "pages are selected by the index alone; must be 0 or 1");
   }
+  if (step->call.selection->budget_kind == kvstore::BudgetKind::kMass) {
+    return Fail(PQC_UNIMPLEMENTED, "selection.attention_mass",
+                "lists of pages have a length that is known before; not supported for pages");
+  }
   if (step->call.selection->tail_estimate) {
     return Fail(PQC_UNIMPLEMENTED, "selection.tail_estimate",
                 "pages have no attention to add it to; must be 0");

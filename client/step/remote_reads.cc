@@ -30,6 +30,7 @@ constexpr uint32_t kTopPagesVersion = 14;  // of Remote
 constexpr uint32_t kRerankVersion = 15;    // of Remote
 constexpr uint32_t kPerQueryHeadVersion = 18;
 constexpr uint32_t kTailVersion = 21;
+constexpr uint32_t kMassVersion = 21;
 
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
@@ -202,6 +203,7 @@ class RemoteReads final : public ReadBackend {
       const pqc_status status =
           remote().TopK(selects.data(), static_cast<uint32_t>(selects.size()), error);
       if (status != PQC_OK) RenumberItem(parts, error);
+      for (size_t i = 0; i < parts.size(); ++i) call.step->counts[parts[i].item] = outs[i].count;
       return status;
     });
   }
@@ -306,6 +308,12 @@ class RemoteReads final : public ReadBackend {
       return Fail(PQC_UNIMPLEMENTED, "selection.group_rule",
                   "libpqcached_rpc is older than sets per query head on the remote path; install "
                   "the library of the client's release");
+    }
+    if (selection.budget_kind == kvstore::BudgetKind::kMass &&
+        client_.remote_version < kMassVersion) {
+      return Fail(PQC_UNIMPLEMENTED, "selection.attention_mass",
+                  "libpqcached_rpc is older than budgets of attention mass on the remote path; "
+                  "install the library of the client's release");
     }
     if (selection.tail_estimate && client_.remote_version < kTailVersion) {
       return Fail(PQC_UNIMPLEMENTED, "selection.tail_estimate",

@@ -14,6 +14,7 @@
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
+#include "kvstore/read/select/mass_budget.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -47,11 +48,6 @@ void GatherQueries(const LayerQuery& query, const LayerShape& shape, std::vector
 
 LayerRequest RequestOf(const LayerQuery& query, const Selection& selection) {
   return {query.layer, selection.index, "query.layer", "selection.index"};
-}
-
-// Returns whether a selection needs no scores, because it takes all candidates.
-bool TakesAll(const ResolvedSelection& resolved) {
-  return resolved.select_count == resolved.candidate_count;
 }
 
 // Returns whether a number may be a logit: not NaN and not +infinity.
@@ -180,13 +176,67 @@ void Reader::ListCandidates(uint32_t kv_heads) {
   }
 }
 
+void Reader::WeighOwn(const LayerView& view) {
+  const uint32_t heads = view.shape.query_heads;
+  scratch_.own.assign(heads, {});
+  scratch_.lse.resize(size_t{2} * heads);
+  const std::span<float> max = std::span(scratch_.lse).first(heads);
+  const std::span<float> sum_exp = std::span(scratch_.lse).subspan(heads);
+  for (PositionRange range : scratch_.resolved.own) {
+    range.end = std::min(range.end, view.token_count());
+    if (range.begin >= range.end) continue;
+    ResizeWithRoom(size_t{heads} * (range.end - range.begin), &scratch_.candidate_logits);
+    ScoreLayer(exec_, view,
+               {.index = {},
+                .tokens = range,
+                .queries = scratch_.queries,
+                .logits = scratch_.candidate_logits,
+                .max = max,
+                .sum_exp = sum_exp},
+               SerialFor(), scratch_.Bytes(ScoreScratchBytes(view, {}, range)));
+    for (uint32_t head = 0; head < heads; ++head) {
+      kernels::OwnWeight& own = scratch_.own[head];
+      if (own.sum_exp == 0) {
+        own = {max[head], sum_exp[head]};
+        continue;
+      }
+      const float joined = std::max(own.max, max[head]);
+      own = {joined, own.sum_exp * std::exp(own.max - joined) +
+                         sum_exp[head] * std::exp(max[head] - joined)};
+    }
+  }
+}
+
+void Reader::CountForMass(const LayerView& view, const Selection& selection) {
+  ResolvedSelection& resolved = scratch_.resolved;
+  WeighOwn(view);
+  ScoreCandidates(view, selection.index);
+  const ParallelFor& threads = ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads);
+  const uint32_t count = CountByMass(
+      exec_,
+      {.kv_heads = view.shape.kv_heads,
+       .group_size = view.shape.group_size(),
+       .rule = selection.group_rule,
+       .mass = selection.budget_ratio,
+       .candidates = resolved.candidates,
+       .logits = scratch_.candidate_logits,
+       .own = scratch_.own},
+      threads,
+      scratch_.Bytes(threads.worker_count *
+                     MassBudgetScratchBytes(resolved.candidate_count, resolved.candidates.size())));
+  resolved.select_count = std::clamp(count, resolved.least_count, resolved.select_count);
+  resolved.shortlist_count = ShortlistCount(selection, resolved);
+}
+
 Refusal Reader::Select(const LayerQuery& query, const Selection& selection, bool want_logits,
-                       LayerView* view) {
+                       LayerView* view, SelectedTokens* selected) {
   const ResolvedSelection& resolved = scratch_.resolved;
   scratch_.logits.clear();
   if (selection.per_query_head) SplitGroups(view);
   RETURN_IF_ERROR(TakeQueries(query, view));
   RETURN_IF_ERROR(CheckCoded(*view, RequestOf(query, selection), resolved.candidates));
+  if (resolved.least_count < resolved.select_count) CountForMass(*view, selection);
+  selected->count = resolved.select_count;
   scratch_.positions.resize(size_t{view->shape.kv_heads} * resolved.select_count);
   if (resolved.select_count == 0) return {};
   // A shortlist of all candidates needs no index: exact scores select from all of them.
@@ -213,7 +263,9 @@ Refusal Reader::TopK(const LayerQuery& query, const Selection& given, SelectedTo
   const Selection selection = TermsOf(source_.KindOf(query.layer), given);
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
-  if (!TakesAll(scratch_.resolved)) return Select(query, selection, /*want_logits=*/false, &view);
+  if (!scratch_.resolved.takes_all()) {
+    return Select(query, selection, /*want_logits=*/false, &view, selected);
+  }
   const uint32_t sets = selection.SetCount(view.shape.kv_heads, view.shape.query_heads);
   RETURN_IF_ERROR(TakeQueries(query, &view));
   ListCandidates(sets);
@@ -224,8 +276,8 @@ void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index
   const ResolvedSelection& resolved = scratch_.resolved;
   const size_t heads = view.shape.query_heads;
   const ParallelFor& threads = ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads);
-  ResizeWithRoom(heads * resolved.candidate_count, &scratch_.pages.logits);
-  std::span<float> logits = scratch_.pages.logits;
+  ResizeWithRoom(heads * resolved.candidate_count, &scratch_.candidate_logits);
+  std::span<float> logits = scratch_.candidate_logits;
   for (const PositionRange& range : resolved.candidates) {
     const size_t count = heads * (range.end - range.begin);
     ScoreLayer(exec_, view,
@@ -252,6 +304,10 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
     return Refuse(StatusCode::kUnimplemented, "selection.tail_estimate",
                   "pages have no attention to add it to; must be false");
   }
+  if (selection.budget_kind == BudgetKind::kMass) {
+    return Refuse(StatusCode::kUnimplemented, "selection.attention_mass",
+                  "lists of pages have a length that is known before; not supported for pages");
+  }
   if (selection.per_query_head) {
     return Refuse(StatusCode::kUnimplemented, "selection.group_rule",
                   "per query head: block tables have no list of pages for each query head");
@@ -273,7 +329,7 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
                .rule = selection.group_rule,
                .terms = terms,
                .candidates = resolved.candidates,
-               .logits = scratch_.pages.logits},
+               .logits = scratch_.candidate_logits},
               ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads), &scratch_.pages,
               out);
   return {};
@@ -284,7 +340,7 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
   const Selection selection = TermsOf(source_.KindOf(query.layer), given);
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
-  if (TakesAll(scratch_.resolved)) {
+  if (scratch_.resolved.takes_all()) {
     if (want_positions) {
       ListCandidates(selection.SetCount(view.shape.kv_heads, view.shape.query_heads));
     }
@@ -295,7 +351,7 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
     return Refuse(StatusCode::kFailedPrecondition, "selection.tail_estimate",
                   "the sequence has no index of the type clusters: build one");
   }
-  RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view));
+  RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view, selected));
   AttendOver(view, query, {.positions = scratch_.positions, .logits = scratch_.logits});
   if (selection.tail_estimate) RETURN_IF_ERROR(EstimateTail(query, selection, *clusters));
   StoreAttention(view, query, out);

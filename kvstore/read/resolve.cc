@@ -38,6 +38,19 @@ void CheckExcluded(const Selection& selection, ResolvedSelection* resolved) {
   }
 }
 
+void CheckMass(const Selection& selection, ResolvedSelection* resolved) {
+  if (!(selection.budget_ratio > 0.0 && selection.budget_ratio <= 1.0)) {
+    return Refuse("selection.attention_mass",
+                  std::to_string(selection.budget_ratio) + ", must lie in (0, 1]", resolved);
+  }
+  const auto [least, most] = selection.mass_bounds();
+  if (most > 0 && least > most) {
+    Refuse("selection.least_tokens",
+           std::to_string(least) + ", must be at most most_tokens, " + std::to_string(most),
+           resolved);
+  }
+}
+
 // Sets the refusal when a field is out of its range.
 void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSelection* resolved) {
   if (query_position >= kMaxSequenceTokens) {
@@ -67,6 +80,8 @@ void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSe
     if (selection.budget_count == 0) {
       Refuse("selection.retrieved_tokens", "0, must be at least 1", resolved);
     }
+  } else if (selection.budget_kind == BudgetKind::kMass) {
+    CheckMass(selection, resolved);
   } else if (selection.budget_kind != BudgetKind::kCount) {
     Refuse("selection.budget", "unknown kind", resolved);
   }
@@ -92,7 +107,8 @@ uint32_t TakeWithout(const ExcludedRanges& excluded, uint32_t begin, uint32_t en
   return count;
 }
 
-// Returns how many candidates the index proposes.
+}  // namespace
+
 uint32_t ShortlistCount(const Selection& selection, const ResolvedSelection& resolved) {
   if (!IsBuilt(selection.index) || selection.rerank_factor == 1.0f) {
     return resolved.select_count;
@@ -104,8 +120,6 @@ uint32_t ShortlistCount(const Selection& selection, const ResolvedSelection& res
   return std::max(resolved.select_count,
                   static_cast<uint32_t>(std::min<double>(wanted, resolved.candidate_count)));
 }
-
-}  // namespace
 
 Selection TermsOf(LayerKind kind, const Selection& selection) {
   Selection terms = selection;
@@ -134,7 +148,9 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
              ResolvedSelection* resolved) {
   resolved->refusal.Clear();
   resolved->candidates.clear();
-  resolved->candidate_count = resolved->select_count = resolved->shortlist_count = 0;
+  resolved->own.clear();
+  resolved->candidate_count = resolved->select_count = 0;
+  resolved->least_count = resolved->shortlist_count = 0;
   resolved->sink_tokens = resolved->window_tokens = 0;
   CheckFields(selection, query_position, resolved);
   if (!resolved->refusal.ok()) return;
@@ -148,9 +164,9 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
                                      std::to_string(window_begin) + "; " +
                                      std::to_string(stored_tokens) + " are stored");
   }
-  const auto count_only = [](PositionRange) {};
-  resolved->sink_tokens = TakeWithout(selection.excluded, 0, sink_end, count_only);
-  resolved->window_tokens = TakeWithout(selection.excluded, window_begin, context, count_only);
+  const auto add_own = [&](PositionRange range) { resolved->own.push_back(range); };
+  resolved->sink_tokens = TakeWithout(selection.excluded, 0, sink_end, add_own);
+  resolved->window_tokens = TakeWithout(selection.excluded, window_begin, context, add_own);
   resolved->candidate_count =
       TakeWithout(selection.excluded, sink_end, window_begin,
                   [&](PositionRange range) { resolved->candidates.push_back(range); });
@@ -169,11 +185,18 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
   } else if (selection.budget_kind == BudgetKind::kRetrieved) {
     resolved->select_count = static_cast<uint32_t>(
         std::min<uint64_t>(selection.budget_count, resolved->candidate_count));
+  } else if (selection.budget_kind == BudgetKind::kMass) {
+    const uint32_t most = selection.mass_bounds().most;
+    resolved->select_count =
+        most > 0 ? std::min(most, resolved->candidate_count) : resolved->candidate_count;
   } else {
     const auto budget = static_cast<uint64_t>(std::floor(selection.budget_ratio * context));
     resolved->select_count = static_cast<uint32_t>(
         std::min<uint64_t>(budget > kept ? budget - kept : 0, resolved->candidate_count));
   }
+  resolved->least_count = selection.budget_kind == BudgetKind::kMass
+                              ? std::min(selection.mass_bounds().least, resolved->select_count)
+                              : resolved->select_count;
   resolved->shortlist_count = ShortlistCount(selection, *resolved);
 }
 
@@ -194,7 +217,8 @@ Refusal Descends(std::string field, uint32_t position, uint32_t before, const ch
 
 Refusal CheckTokens(TokenRange tokens, uint32_t stored) {
   const auto range = [&] {
-    return "[" + std::to_string(tokens.begin) + ", " + std::to_string(tokens.end) + ")";
+    return std::string("[") + std::to_string(tokens.begin) + ", " + std::to_string(tokens.end) +
+           ")";
   };
   if (tokens.begin >= tokens.end) {
     return {StatusCode::kInvalidArgument, "tokens", range() + " is empty"};

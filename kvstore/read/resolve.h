@@ -22,14 +22,22 @@ struct ResolvedSelection {
   Refusal refusal;
 
   std::vector<PositionRange> candidates;  // ascending, disjoint, non-empty
+  std::vector<PositionRange> own;         // sink and window, likewise; may be not stored
   uint32_t candidate_count = 0;
-  uint32_t select_count = 0;     // k
+  uint32_t select_count = 0;     // k; by attention mass at most
+  uint32_t least_count = 0;      // k; by attention mass at least
   uint32_t shortlist_count = 0;  // candidates that the index proposes: k without re-ranking
   // Number of sink tokens and of local-window tokens that exist and are not excluded. The engine
   // attends to them itself.
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
+
+  // Returns whether all candidates are selected, for which nothing is scored.
+  bool takes_all() const { return least_count == candidate_count; }
 };
+
+// Returns how many candidates the index proposes for the k of `resolved`.
+uint32_t ShortlistCount(const Selection& selection, const ResolvedSelection& resolved);
 
 // Returns the terms of a selection in a layer of that kind: the given ones where rows are selected;
 // terms that take all candidates, whatever the budget and the index, in a full layer; terms that

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "kernels/base/mutex.h"
+#include "kernels/select/mass_count.h"
 #include "kvstore/read/resolve.h"
-#include "kvstore/read/token_pages.h"
+#include "kvstore/read/select/token_pages.h"
 
 namespace pqcached::kvstore {
 
@@ -27,6 +28,9 @@ class ReadScratch {
   std::vector<float> lse;           // [kv_heads, query_length, group_size]
   std::vector<uint32_t> positions;  // [sets, count]: what TopK or Attend has selected
   std::vector<float> logits;        // of the positions, where a re-ranking has computed them
+  // Logits of all candidates, where pages are selected or attention mass is counted.
+  std::vector<float> candidate_logits;
+  std::vector<kernels::OwnWeight> own;  // [kv_heads, query_length, group_size]
   ResolvedSelection resolved;
   PageScratch pages;
 

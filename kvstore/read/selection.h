@@ -47,7 +47,7 @@ class ExcludedRanges {
 inline constexpr float kMaxRerankFactor = 8.0f;
 constexpr bool IsRerankFactor(double factor) { return factor >= 1 && factor <= kMaxRerankFactor; }
 
-enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2 };
+enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2, kMass = 3 };
 
 // A query with n = query_position + 1 tokens of context attends to
 //   sink      [0, sink_tokens)                      attended by the engine itself
@@ -74,10 +74,23 @@ struct Selection {
   // layout in all versions: the two libraries of a client share it.
   float rerank_factor = 1.0f;
   // kCount: in [sink + window + 1, number of attendable tokens]. kRetrieved: at least 1;
-  // k = min(budget_count, candidates).
+  // k = min(budget_count, candidates). kMass: the bounds of k (MassBounds).
   uint64_t budget_count = 0;
-  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates).
+  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates). kMass: the share
+  // of the attention, in (0, 1], that sink, window and selected tokens are to have by estimate.
   double budget_ratio = 1.0;
+
+  // Bounds of k under kMass, as budget_count has them.
+  struct MassBounds {
+    uint32_t least = 0;
+    uint32_t most = 0;  // 0: all candidates
+  };
+  static constexpr uint64_t CountOf(const MassBounds& bounds) {
+    return uint64_t{bounds.least} << 32 | bounds.most;
+  }
+  MassBounds mass_bounds() const {
+    return {static_cast<uint32_t>(budget_count >> 32), static_cast<uint32_t>(budget_count)};
+  }
 
   // Returns the number of sets in a layer with these heads.
   uint32_t SetCount(uint32_t kv_heads, uint32_t query_heads) const {

@@ -50,8 +50,25 @@ Refusal DecodeRule(v1::GroupRule message, const std::string& field, GroupRule* r
                 std::to_string(static_cast<int>(message)) + ", must be a GroupRule");
 }
 
+Refusal DecodeMass(const v1::Selection& message, const std::string& field,
+                   kvstore::Selection* selection) {
+  kvstore::Selection::MassBounds bounds;
+  RETURN_IF_ERROR(DecodeTokens(message.least_tokens(), field + ".least_tokens", &bounds.least));
+  RETURN_IF_ERROR(DecodeTokens(message.most_tokens(), field + ".most_tokens", &bounds.most));
+  selection->budget_kind = kvstore::BudgetKind::kMass;
+  selection->budget_count = kvstore::Selection::CountOf(bounds);
+  selection->budget_ratio = message.attention_mass();
+  return {};
+}
+
 Refusal DecodeBudget(const v1::Selection& message, const std::string& field,
                      kvstore::Selection* selection) {
+  if (!message.has_attention_mass() &&
+      (message.least_tokens() != 0 || message.most_tokens() != 0)) {
+    return Refuse(StatusCode::kInvalidArgument,
+                  field + (message.least_tokens() != 0 ? ".least_tokens" : ".most_tokens"),
+                  "only with attention_mass; must be 0");
+  }
   switch (message.budget_case()) {
     case v1::Selection::kTokenCount:
       selection->budget_kind = kvstore::BudgetKind::kCount;
@@ -66,13 +83,12 @@ Refusal DecodeBudget(const v1::Selection& message, const std::string& field,
       selection->budget_count = message.retrieved_tokens();
       return {};
     case v1::Selection::kAttentionMass:
-      return Refuse(StatusCode::kUnimplemented, field + ".attention_mass",
-                    "not implemented in this version");
+      return DecodeMass(message, field, selection);
     case v1::Selection::BUDGET_NOT_SET:
       break;
   }
   return Refuse(StatusCode::kInvalidArgument, field + ".budget",
-                "missing: token_count, token_ratio or retrieved_tokens");
+                "missing: token_count, token_ratio, retrieved_tokens or attention_mass");
 }
 
 Refusal DecodeExcluded(const v1::Selection& message, const std::string& field,
@@ -120,6 +136,10 @@ void Encode(const kvstore::Selection& selection, v1::Selection* message) {
     message->set_token_count(selection.budget_count);
   } else if (selection.budget_kind == kvstore::BudgetKind::kRetrieved) {
     message->set_retrieved_tokens(selection.budget_count);
+  } else if (selection.budget_kind == kvstore::BudgetKind::kMass) {
+    message->set_attention_mass(selection.budget_ratio);
+    message->set_least_tokens(selection.mass_bounds().least);
+    message->set_most_tokens(selection.mass_bounds().most);
   } else {
     message->set_token_ratio(selection.budget_ratio);
   }

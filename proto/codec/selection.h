@@ -9,8 +9,8 @@
 #include <string>
 
 #include "kvstore/read/refusal.h"
+#include "kvstore/read/select/token_pages.h"
 #include "kvstore/read/selection.h"
-#include "kvstore/read/token_pages.h"
 #include "pqcached/v1/kv_cache.pb.h"
 #include "pqcached/v1/types.pb.h"
 

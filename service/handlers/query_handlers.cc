@@ -43,11 +43,15 @@ uint64_t LeastSelected(const kvstore::Selection& selection, uint64_t query_posit
     if (range.end > range.begin) excluded += range.end - range.begin;
   }
   uint64_t budget = selection.budget_count;
+  if (selection.budget_kind == kvstore::BudgetKind::kMass) budget = selection.mass_bounds().least;
   if (selection.budget_kind == kvstore::BudgetKind::kRatio) {
     if (!(selection.budget_ratio > 0 && selection.budget_ratio <= 1)) return 0;
     budget = static_cast<uint64_t>(selection.budget_ratio * static_cast<double>(attendable));
   }
-  if (selection.budget_kind != kvstore::BudgetKind::kRetrieved) budget -= std::min(budget, ends);
+  if (selection.budget_kind == kvstore::BudgetKind::kCount ||
+      selection.budget_kind == kvstore::BudgetKind::kRatio) {
+    budget -= std::min(budget, ends);
+  }
   return std::min(budget, attendable - std::min(attendable, ends + excluded));
 }
 

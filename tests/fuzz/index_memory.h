@@ -1,4 +1,4 @@
-// What the fuzz targets of index data share.
+// Memory and numbers for the fuzz targets of index data.
 #ifndef PQCACHED_TESTS_FUZZ_INDEX_MEMORY_H_
 #define PQCACHED_TESTS_FUZZ_INDEX_MEMORY_H_
 

@@ -48,7 +48,7 @@ typedef struct pqc_token_range {
 typedef enum pqc_budget_kind {
   PQC_BUDGET_RATIO = 0,
   PQC_BUDGET_COUNT = 1,
-  PQC_BUDGET_MASS = 2, /* PQC_UNIMPLEMENTED */
+  PQC_BUDGET_MASS = 2, /* attention_mass of pqc_selection */
   PQC_BUDGET_RETRIEVED = 3
 } pqc_budget_kind;
 
@@ -57,9 +57,9 @@ typedef enum pqc_budget_kind {
  * paper, section 3.4). The candidates are the tokens between them, without the excluded ranges; the
  * k best are selected. A ratio and a count include all three: k = budget - sink - window tokens, at
  * least 0 and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window
- * of 64 selects floor(409.6) - 80 = 329 tokens. PQC_BUDGET_RETRIEVED is k itself. A budget that
- * includes all candidates is exact attention: nothing is scored. Layers of other kinds than
- * PQC_LAYERS_SELECTED ignore index and budget (pqc_layer_kind); in a layer of kind
+ * of 64 selects floor(409.6) - 80 = 329 tokens. PQC_BUDGET_RETRIEVED is k itself, PQC_BUDGET_MASS
+ * finds it. A budget that includes all candidates is exact attention: nothing is scored. Layers of
+ * other kinds than PQC_LAYERS_SELECTED ignore index and budget (pqc_layer_kind); in a layer of kind
  * PQC_LAYERS_WINDOW, the counts of sink and window are 0 as well. */
 typedef struct pqc_selection {
   size_t struct_size;
@@ -81,6 +81,16 @@ typedef struct pqc_selection {
    * effect under PQC_INDEX_FLAT and in layers that are not PQC_LAYERS_SELECTED. PQC_UNIMPLEMENTED
    * for pages, in steps of a GPU, and when a call reaches an older sidecar or libpqcached_rpc. */
   double rerank_factor;
+  /* PQC_BUDGET_MASS: the share of the attention, in (0, 1], that sink, window and selected tokens
+   * are to have. k is the smallest number for which they have it by estimate, in the mean over the
+   * query heads of a set and in every set, within [least_tokens, most_tokens] and the candidates.
+   * The index estimates the logits of all candidates; those of sink and window are exact, as far as
+   * these rows are stored (others count as nothing, which makes k larger than needed).
+   * PQC_UNIMPLEMENTED for pages, in steps of a GPU, for the positions of several tokens with
+   * PQC_STEP_SELECT_PER_TOKEN, and when a call reaches an older sidecar or libpqcached_rpc. */
+  double attention_mass;
+  uint64_t least_tokens; /* PQC_BUDGET_MASS: of k */
+  uint64_t most_tokens;  /* PQC_BUDGET_MASS: of k; 0: all candidates */
   /* 1: attention also estimates the candidates that are not selected, by one more partial attention
    * (RetroInfer, arXiv 2505.02922, section 4.1): each cluster of an index PQC_INDEX_CLUSTERS counts
    * as its tokens that are not selected, all with the mean of the cluster's keys and values. Rows
@@ -126,7 +136,7 @@ typedef struct pqc_positions {
  * Errors: PQC_FAILED_PRECONDITION  the sequence has no such index: pqc_build_index
  *         PQC_ABORTED              the layer's index is being built: repeat later
  *         PQC_OUT_OF_RANGE         candidates that are not stored yet; capacity
- *         PQC_UNIMPLEMENTED        PQC_BUDGET_MASS */
+ *         PQC_UNIMPLEMENTED        a field of `selection` with an older sidecar or library */
 PQC_API pqc_status pqc_topk(pqc_sequence* sequence, const pqc_query* query,
                             const pqc_selection* selection, pqc_positions* out);
 

@@ -194,7 +194,8 @@ PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items
 /* Positions of all items: positions[offsets[i] + kv_head * counts[i] + j], j < counts[i], of item
  * i, ascending per kv head (PQC_PER_QUERY_HEAD: per query head, in all of these places). With
  * PQC_STEP_SELECT_PER_TOKEN, those of its query token t:
- * positions[offsets[i] + (t * kv_heads + kv_head) * counts[i] + j]. */
+ * positions[offsets[i] + (t * kv_heads + kv_head) * counts[i] + j]. With PQC_BUDGET_MASS, offsets
+ * and count are those of most_tokens; so are counts, if `positions` is NULL. */
 typedef struct pqc_step_positions {
   size_t struct_size;
   uint32_t* positions; /* [count]; NULL asks for offsets, counts and count only */

@@ -427,7 +427,11 @@ struct Selection {
   uint64_t token_count = 0;  // budget in tokens, in place of `ratio`, when not 0
   // Budget of selected tokens alone, in place of both, when not 0 (PQC_BUDGET_RETRIEVED).
   uint64_t retrieved_tokens = 0;
-  double rerank_factor = 0;    // in [1, 8]: of k, candidates that are scored exactly; 0 = off
+  double rerank_factor = 0;  // in [1, 8]: of k, candidates that are scored exactly; 0 = off
+  // Budget by the share of the attention, in (0, 1], in place of the three, when not 0
+  // (PQC_BUDGET_MASS), and its bounds of selected tokens.
+  double attention_mass = 0;
+  uint64_t least_tokens = 0, most_tokens = 0;
   bool tail_estimate = false;  // attention estimates the other candidates by an index of clusters
 
   // Returns the C struct, which refers to `excluded`.
@@ -439,12 +443,16 @@ struct Selection {
     c.window_tokens = window_tokens;
     c.excluded = excluded.data();
     c.excluded_count = static_cast<uint32_t>(excluded.size());
-    c.budget = retrieved_tokens ? PQC_BUDGET_RETRIEVED
-               : token_count    ? PQC_BUDGET_COUNT
-                                : PQC_BUDGET_RATIO;
+    c.budget = retrieved_tokens      ? PQC_BUDGET_RETRIEVED
+               : token_count         ? PQC_BUDGET_COUNT
+               : attention_mass != 0 ? PQC_BUDGET_MASS
+                                     : PQC_BUDGET_RATIO;
     c.ratio = ratio;
     c.token_count = retrieved_tokens ? retrieved_tokens : token_count;
     c.rerank_factor = rerank_factor;
+    c.attention_mass = attention_mass;
+    c.least_tokens = least_tokens;
+    c.most_tokens = most_tokens;
     c.tail_estimate = tail_estimate ? 1 : 0;
     return c;
   }

@@ -430,6 +430,9 @@ class Selection(Sized):
         ("ratio", c_double),
         ("token_count", c_uint64),
         ("rerank_factor", c_double),
+        ("attention_mass", c_double),
+        ("least_tokens", c_uint64),
+        ("most_tokens", c_uint64),
         ("tail_estimate", c_uint32),
         ("reserved", c_uint32),
     ]

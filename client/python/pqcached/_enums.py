@@ -98,7 +98,7 @@ class GroupRule(enum.IntEnum):
 class BudgetKind(enum.IntEnum):
     RATIO = abi.PQC_BUDGET_RATIO
     COUNT = abi.PQC_BUDGET_COUNT
-    MASS = abi.PQC_BUDGET_MASS  # Unimplemented in this version
+    MASS = abi.PQC_BUDGET_MASS
     RETRIEVED = abi.PQC_BUDGET_RETRIEVED
 
 

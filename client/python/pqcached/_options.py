@@ -178,10 +178,15 @@ class Selection:
     rerank_factor: float = 0
     # attention also estimates the candidates that are not selected, by an index of type clusters
     tail_estimate: bool = False
+    # the share of the attention, in (0, 1], that sink, window and selected tokens are to have by
+    # estimate; there are then least_tokens to most_tokens (0: all candidates) selected ones
+    attention_mass: Optional[float] = None
+    least_tokens: int = 0
+    most_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if [self.ratio, self.token_count, self.retrieved_tokens].count(None) != 2:
-            raise InvalidArgument("selection: give either ratio or token_count, or retrieved_tokens")
+        if [self.ratio, self.token_count, self.retrieved_tokens, self.attention_mass].count(None) != 3:
+            raise InvalidArgument("selection: give one of ratio, token_count, retrieved_tokens and attention_mass")
         self.c()
 
     def set_count(self, group: LayerGroup) -> int:
@@ -204,13 +209,16 @@ class Selection:
         c = abi.Selection(index=self.index.c(), group_rule=member(GroupRule, "group_rule", self.group_rule),
                           sink_tokens=uint64("sink_tokens", self.sink_tokens),
                           window_tokens=uint64("window_tokens", self.window_tokens), excluded_count=len(ranges),
-                          rerank_factor=number("rerank_factor", self.rerank_factor), tail_estimate=int(bool(self.tail_estimate)))
+                          rerank_factor=number("rerank_factor", self.rerank_factor), tail_estimate=int(bool(self.tail_estimate)),
+                          least_tokens=uint64("least_tokens", self.least_tokens), most_tokens=uint64("most_tokens", self.most_tokens))
         if ranges:
             c.excluded = (abi.TokenRange * len(ranges))(*ranges)
         if self.token_count is not None:
             c.budget, c.token_count = BudgetKind.COUNT, uint64("token_count", self.token_count)
         elif self.retrieved_tokens is not None:
             c.budget, c.token_count = BudgetKind.RETRIEVED, uint64("retrieved_tokens", self.retrieved_tokens)
+        elif self.attention_mass is not None:
+            c.budget, c.attention_mass = BudgetKind.MASS, number("attention_mass", self.attention_mass)
         else:
             c.budget, c.ratio = BudgetKind.RATIO, number("ratio", self.ratio)
         return c
@@ -222,6 +230,8 @@ class Selection:
             return min(limit, self.token_count)
         if self.retrieved_tokens is not None:
             return min(limit, self.retrieved_tokens)
+        if self.attention_mass is not None:
+            return min(limit, self.most_tokens or limit)
         ratio = number("ratio", self.ratio)
         return min(limit, int(ratio * limit) + 1) if 0 < ratio <= 1 else 0
 

@@ -1,7 +1,7 @@
 // Selection of pages on the device: aligned runs of tokens [n x page_tokens, (n + 1) x
-// page_tokens), page number n. Scores, budgets and ties are those of kvstore/read/token_pages.h,
-// which selects on the CPU: with the mean or the maximum of logits the pages equal those of the CPU
-// exactly; the softmax rules may differ in pages within the rounding of
+// page_tokens), page number n. Scores, budgets and ties are those of the selection on the CPU
+// (kvstore/read/select/token_pages.h). The pages are the same with the mean or the maximum of
+// logits; under the softmax rules they may differ within the rounding of
 // kernels/select/pq_select.h.
 //
 // A page's score needs no score of a token in memory: one block computes the scores of a chunk,

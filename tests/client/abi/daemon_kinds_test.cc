@@ -471,7 +471,7 @@ TEST_P(DaemonKindsTest, GraphsAreSearchedLikeAnyIndex) {
   }
 }
 
-// What a selection leaves out is estimated by clusters, in single calls and in steps.
+// Clusters estimate the tokens that a selection leaves out, in single calls and in steps.
 TEST_P(DaemonKindsTest, ATailIsEstimatedByClusters) {
   constexpr uint64_t kTokens = 2000;
   const Layer rows(kTokens + 1, 3);
@@ -515,6 +515,58 @@ TEST_P(DaemonKindsTest, ATailIsEstimatedByClusters) {
                          attention.output, attention.lse, nullptr));
     ExpectAttention(attention, estimated);
   }
+}
+
+// Each item of a step has its own number of tokens for a share of the attention.
+TEST_P(DaemonKindsTest, TokensAreCountedByAttentionMass) {
+  constexpr uint64_t kTokens = 900, kHeadNumbers = Layer::kQueryHeads * Layer::kKeyDim;
+  Cache cache = Must(client_.OpenCache(testing::SpecOf("mass", {0})));
+  const Layer rows[] = {Layer(kTokens + 1, 3), Layer(kTokens + 1, 4)};
+  std::vector<Sequence> sequences;
+  for (const Layer& layer : rows) {
+    sequences.push_back(Must(cache.CreateSequence({})));
+    MustBeOk(sequences.back().Ingest(0, 0, layer.keys(0, kTokens), layer.values(0, kTokens)));
+    MustBeOk(sequences.back().BuildIndex({.index = Index::Pq(4, 8)}));
+  }
+  std::vector<float> numbers(2 * kHeadNumbers);
+  std::mt19937_64 random(5);
+  std::normal_distribution<float> normal;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = (i < kHeadNumbers ? 3.0f : 1.0f) * normal(random);  // the first attends to fewer
+  }
+  const Selection selection{.index = Index::Pq(4, 8),
+                            .sink_tokens = 4,
+                            .window_tokens = 20,
+                            .attention_mass = 0.8,
+                            .least_tokens = 3};
+  std::vector<Selected> alone;
+  for (size_t i = 0; i < 2; ++i) {
+    const Tensor queries(numbers.data() + i * kHeadNumbers, PQC_F32,
+                         {Layer::kQueryHeads, Layer::kKeyDim});
+    const Query query{.layer = 0, .query_position = kTokens, .queries = queries};
+    alone.push_back(Must(sequences[i].TopK(query, selection)));
+    Selection counted{.index = Index::Pq(4, 8), .sink_tokens = 4, .window_tokens = 20};
+    counted.retrieved_tokens = alone[i].count;
+    EXPECT_EQ(alone[i].positions, Must(sequences[i].TopK(query, counted)).positions);
+    Selection capped = selection;
+    capped.most_tokens = 10;
+    EXPECT_EQ(Must(sequences[i].TopK(query, capped)).count, 10u);
+  }
+  EXPECT_LT(alone[0].count, alone[1].count);
+  EXPECT_LT(alone[1].count, kTokens - 24);
+  const StepItem items[] = {{&sequences[0], kTokens}, {&sequences[1], kTokens}};
+  Step step = Must(client_.BeginStep(items, &selection));
+  const Tensor queries(numbers, {2, Layer::kQueryHeads, Layer::kKeyDim});
+  const Step::Positions of_step = Must(step.TopK(0, queries));
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_EQ(of_step.counts[i], alone[i].count);
+    const auto begin = of_step.positions.begin() + static_cast<ptrdiff_t>(of_step.offsets[i]);
+    EXPECT_TRUE(std::equal(alone[i].positions.begin(), alone[i].positions.end(), begin));
+  }
+  std::vector<float> output(2 * Layer::kQueryHeads * Layer::kValueDim), lse(2 * Layer::kQueryHeads);
+  std::vector<uint32_t> counts(2);
+  MustBeOk(step.Attend(0, queries, output, lse, nullptr, counts));
+  EXPECT_EQ(counts, (std::vector<uint32_t>{alone[0].count, alone[1].count}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonKindsTest,

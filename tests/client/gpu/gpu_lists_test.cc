@@ -20,7 +20,7 @@ using testing::SpanOf;
 
 class GpuListsTest : public testing::GpuWrapperTest {};
 
-TEST_F(GpuListsTest, ATailIsNotEstimated) {
+TEST_F(GpuListsTest, ATailIsNotEstimatedAndMassNotCounted) {
   const Layer layer(400, 3);
   Sequence sequence = Fill(layer, 380);
   const StepItem items[] = {{&sequence, 380, 1}};
@@ -28,6 +28,10 @@ TEST_F(GpuListsTest, ATailIsNotEstimated) {
   const Status refused = gpu_->BeginStep(items, selection, stream_).status();
   EXPECT_EQ(refused.code(), PQC_UNIMPLEMENTED) << refused.ToString();
   EXPECT_EQ(refused.field(), "options.selection.tail_estimate");
+  const Selection by_mass{.window_tokens = 1, .attention_mass = 0.9};
+  const Status refused_mass = gpu_->BeginStep(items, by_mass, stream_).status();
+  EXPECT_EQ(refused_mass.code(), PQC_UNIMPLEMENTED) << refused_mass.ToString();
+  EXPECT_EQ(refused_mass.field(), "options.selection.attention_mass");
 }
 
 TEST_F(GpuListsTest, AnyListsGiveTheAttentionOverTheirPositions) {

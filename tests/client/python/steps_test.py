@@ -436,6 +436,23 @@ class StepsOverOnePath(OnePath):
         alone = sequence.attend(0, TOKENS - 1, queries, reranked)
         np.testing.assert_allclose(output.output[0], alone.output, atol=1e-5)
 
+    def test_a_budget_can_be_a_share_of_the_attention(self):
+        sequence = self.filled()
+        ends = {"sink_tokens": 16, "window_tokens": 32, "index": INDEX}
+        queries = self.layer.queries
+        counts = [sequence.topk(0, TOKENS - 1, queries, Selection(attention_mass=mass, **ends)).count for mass in (0.3, 0.6, 0.9)]
+        self.assertEqual(counts, sorted(set(counts)))
+        by_mass = Selection(attention_mass=0.6, **ends)
+        alone = sequence.topk(0, TOKENS - 1, queries, by_mass)
+        with self.client.begin_step([StepItem(sequence, TOKENS - 1)], by_mass) as step:
+            np.testing.assert_array_equal(step.topk(0, queries[None])[0], alone.positions)
+        capped = Selection(attention_mass=0.9, most_tokens=counts[0], **ends)
+        self.assertEqual(sequence.topk(0, TOKENS - 1, queries, capped).count, counts[0])
+        with self.fails(pqcached.InvalidArgument, "selection.attention_mass"):
+            sequence.topk(0, TOKENS - 1, queries, Selection(attention_mass=1.5, **ends))
+        with self.assertRaises(pqcached.InvalidArgument):
+            Selection(attention_mass=0.5, ratio=0.5)
+
     def test_a_tail_is_estimated_by_clusters(self):
         sequence = self.filled()
         queries = self.layer.queries

@@ -80,6 +80,9 @@ TEST_P(OtherVersionsTest, AnOlderLibraryDoesNotLeaveReRankingOut) {
     const Status estimated = sequence.Attend(query, selection).status();
     EXPECT_EQ(estimated.code(), PQC_UNIMPLEMENTED);
     EXPECT_EQ(estimated.field(), "selection.tail_estimate");
+    const Status by_mass = sequence.TopK(query, {.attention_mass = 0.9}).status();
+    EXPECT_EQ(by_mass.code(), PQC_UNIMPLEMENTED);
+    EXPECT_EQ(by_mass.field(), "selection.attention_mass");
     return;
   }
   selection.tail_estimate = true;

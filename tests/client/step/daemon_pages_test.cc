@@ -214,6 +214,15 @@ TEST_P(DaemonPagesTest, BadArgumentsAreNamed) {
   pqc_selection estimated = terms;
   estimated.tail_estimate = 1;
   expect(PQC_UNIMPLEMENTED, "selection.tail_estimate", &estimated);
+  pqc_selection by_mass = terms;
+  by_mass.budget = PQC_BUDGET_MASS;
+  by_mass.attention_mass = 0.9;
+  expect(PQC_UNIMPLEMENTED, "selection.attention_mass", &by_mass);
+  by_mass.budget = PQC_BUDGET_RATIO;
+  expect(PQC_INVALID_ARGUMENT, "selection.attention_mass", &by_mass);
+  by_mass.attention_mass = 0;
+  by_mass.most_tokens = 5;
+  expect(PQC_INVALID_ARGUMENT, "selection.most_tokens", &by_mass);
   estimated.tail_estimate = 2;
   expect(PQC_INVALID_ARGUMENT, "selection.tail_estimate", &estimated);
   for (const uint32_t page_tokens : {0u, 8u, 48u, 128u}) {

@@ -242,7 +242,7 @@ TEST(Tail, OfSegmentsOfAnySize) {
   }
 }
 
-// Without clusters, as behind the last build, rows stay left out unless they are selected.
+// Rows without clusters, as those behind the last build, stay left out unless they are selected.
 TEST(Tail, OfRowsWithoutClustersIsNothing) {
   TailSequence sequence;
   sequence.Ingest(2 * kTailSegment);
@@ -345,7 +345,7 @@ TEST(Tail, OutlivesTheProcess) {
   EXPECT_EQ(after.lse, before.lse);
 }
 
-// Of real, different rows the error becomes smaller.
+// The error becomes smaller where rows are different.
 TEST(Tail, MakesTheErrorSmaller) {
   constexpr uint32_t kTokens = 4 * kTailSegment;
   TestSequence sequence(TailSpec(), TailOptions());

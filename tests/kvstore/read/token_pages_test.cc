@@ -1,5 +1,5 @@
 // Selection of pages against their definition, by brute force in double precision.
-#include "kvstore/read/token_pages.h"
+#include "kvstore/read/select/token_pages.h"
 
 #include <gtest/gtest.h>
 

@@ -66,8 +66,19 @@ TEST_F(BadInputTest, SelectionsThatCannotBe) {
   CheckSelect(
       "ratio NaN", [](Q&, S& s) { s.set_token_ratio(NAN); }, invalid, ".selection.token_ratio");
   CheckSelect(
-      "mass", [](Q&, S& s) { s.set_attention_mass(0.9); }, StatusCode::UNIMPLEMENTED,
-      ".selection.attention_mass");
+      "mass", [](Q&, S& s) { s.set_attention_mass(1.5); }, invalid, ".selection.attention_mass",
+      "must lie in (0, 1]");
+  CheckSelect(
+      "bounds of the mass",
+      [](Q&, S& s) {
+        s.set_attention_mass(0.5);
+        s.set_least_tokens(9);
+        s.set_most_tokens(8);
+      },
+      invalid, ".selection.least_tokens");
+  CheckSelect(
+      "bounds without a mass", [](Q&, S& s) { s.set_most_tokens(8); }, invalid,
+      ".selection.most_tokens");
   for (const double factor : {-1.0, 0.5, 1e-60, 8.0000001, 8.5, 1e300, static_cast<double>(NAN)}) {
     CheckSelect(
         "rerank", [&](Q&, S& s) { s.set_rerank_factor(factor); }, invalid,

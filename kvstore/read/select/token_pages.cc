@@ -1,4 +1,4 @@
-#include "kvstore/read/token_pages.h"
+#include "kvstore/read/select/token_pages.h"
 
 #include <algorithm>
 #include <cmath>

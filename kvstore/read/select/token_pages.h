@@ -9,8 +9,8 @@
 //     PlanPages(selection, resolved, query, terms, &scratch.plan);
 //     // logits of the candidates, unless scratch.plan.takes_all()
 //     SelectPages(exec, args, parallel, &scratch, {lists, capacity, list_count});
-#ifndef PQCACHED_KVSTORE_READ_TOKEN_PAGES_H_
-#define PQCACHED_KVSTORE_READ_TOKEN_PAGES_H_
+#ifndef PQCACHED_KVSTORE_READ_SELECT_TOKEN_PAGES_H_
+#define PQCACHED_KVSTORE_READ_SELECT_TOKEN_PAGES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -73,7 +73,6 @@ void PlanPages(const Selection& selection, const ResolvedSelection& resolved,
 // Memory that is reused, so that selections do not allocate in steady state.
 struct PageScratch {
   PagePlan plan;
-  std::vector<float> logits;      // of the candidates, as SelectPagesArgs has them
   std::vector<float> values;      // [kv_heads, candidate tokens]
   std::vector<float> scores;      // [lists, competing pages]
   std::vector<float> work;        // likewise
@@ -93,7 +92,8 @@ struct SelectPagesArgs {
   GroupRule rule = GroupRule::kSumSoftmax;
   PageTerms terms;
   std::span<const PositionRange> candidates;
-  // Of each range in turn, [kv_heads, G, tokens of the range]. Not read when the plan takes all.
+  // Logits of each range in turn, [kv_heads, G, tokens of the range]; of a plan that takes all,
+  // none.
   std::span<const float> logits;
 };
 
@@ -109,4 +109,4 @@ void SelectPages(const kernels::Exec& exec, const SelectPagesArgs& args,
 
 }  // namespace pqcached::kvstore
 
-#endif  // PQCACHED_KVSTORE_READ_TOKEN_PAGES_H_
+#endif  // PQCACHED_KVSTORE_READ_SELECT_TOKEN_PAGES_H_

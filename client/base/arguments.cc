@@ -85,6 +85,10 @@ pqc_status ReadTokens(uint64_t tokens, const FieldPath& field, uint32_t* to) {
 }
 
 pqc_status ReadMass(const pqc_selection& selection, kvstore::Selection* to) {
+  if (selection.token_count) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.token_count",
+                "must be 0 with PQC_BUDGET_MASS, which has least_tokens and most_tokens");
+  }
   kvstore::Selection::MassBounds bounds;
   RETURN_IF_ERROR(ReadTokens(selection.least_tokens, "selection.least_tokens", &bounds.least));
   RETURN_IF_ERROR(ReadTokens(selection.most_tokens, "selection.most_tokens", &bounds.most));

@@ -287,8 +287,8 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
     if (status != PQC_OK) return PrefixItem(i, status);
     if (by_mass && SelectionCount(call, items[i], *call.selection) > 1) {
       return PrefixItem(i, Fail(PQC_UNIMPLEMENTED, "selection.attention_mass",
-                                "the selections of its tokens have different counts; end "
-                                "PQC_STEP_SELECT_PER_TOKEN or speculation"));
+                                "not with PQC_STEP_SELECT_PER_TOKEN for an item of several "
+                                "tokens, whose counts differ"));
     }
     out.offsets[i] = offsets[i];
     offsets[i + 1] = offsets[i] + uint64_t{SelectionCount(call, items[i], *call.selection)} * sets *

@@ -23,11 +23,17 @@ uint32_t NeededTokens(const kvstore::Selection& terms, uint64_t query_position) 
   return window_begin > sink_end ? window_begin : 0;
 }
 
+// Returns whether a selection needs clusters that the image does not have.
+bool LacksClusters(const Image& image, const kvstore::Selection& terms) {
+  return terms.tail_estimate && !image.FindIndexOf(kvstore::IndexKind::kClusters);
+}
+
 bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32_t* layer,
              uint32_t needed) {
   Image& image = *item.pinned.image;
   if (item.sequence->local->ReadableTokens(image) < needed) return false;
   if (!layer || needed == 0) return true;
+  if (LacksClusters(image, terms) && item.sequence->local->HasNewer()) return false;
   uint32_t index_slot = 0;
   if (image.FindIndex(terms.index, &index_slot) != PQC_OK) {
     ClearLastError();
@@ -68,7 +74,8 @@ bool IsIndexed(const pqc_step& step, const LayerCall& call, uint32_t needed, Ste
   const kvstore::IndexDescriptor& index = call.selection->index;
   for (bool found = true; found;) {
     uint32_t index_slot = 0;
-    if (item->pinned.image->FindIndex(index, &index_slot) == PQC_OK &&
+    if (!LacksClusters(*item->pinned.image, *call.selection) &&
+        item->pinned.image->FindIndex(index, &index_slot) == PQC_OK &&
         item->pinned.image->CodedTokens(call.layer, index_slot) >= needed) {
       return true;
     }

@@ -269,7 +269,9 @@ class RemoteReads final : public ReadBackend {
       takes_all = true;
       return attend();
     });
-    for (size_t i = 0; i < parts.size(); ++i) counts[parts[i].item] = selected[i].count;
+    for (size_t i = 0; i < parts.size(); ++i) {  // of one token at a time, the largest
+      counts[parts[i].item] = std::max(counts[parts[i].item], selected[i].count);
+    }
     return status;
   }
 

@@ -82,7 +82,8 @@ class MassCut {
     for (const uint32_t bits : kPassBits) {
       shift -= bits;
       CountBuckets(shift, bits);
-      if (!FindBucket(mass, bits)) return static_cast<uint32_t>(values_.size());
+      // Rounding keeps the sum below it: all that were counted, of the first pass all values.
+      if (!FindBucket(mass, bits)) return count_;
     }
     return FindAmongEqual(mass);
   }

@@ -1,6 +1,7 @@
 #include "kvstore/read/layer_ops.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <new>
@@ -82,18 +83,29 @@ ScratchParts ScoreParts(const LayerShape& shape, const IndexDescriptor& index,
   return PlanParts(plan, TypeOf(index).ScoreScratch(shape, index, plan));
 }
 
+// Returns the parts for the logits of all pieces, and for what reads them then.
+ScratchParts LogitParts(const LayerShape& shape, const IndexDescriptor& index,
+                        const SearchPlanSize& plan, size_t reader_bytes) {
+  ScratchParts parts = ScoreParts(shape, index, plan);
+  parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
+  parts.logit_bytes = size_t{plan.token_count} * shape.group_size() * sizeof(float);
+  parts.work_bytes = std::max(parts.work_bytes, reader_bytes);
+  return parts;
+}
+
 ScratchParts SelectParts(const kernels::Exec& exec, const LayerShape& shape,
                          const IndexDescriptor& index, const SearchPlanSize& plan) {
   const IndexType& type = TypeOf(index);
   if (type.Selects(shape, index))
     return PlanParts(plan, type.SelectScratch(exec, shape, index, plan));
-  ScratchParts parts = ScoreParts(shape, index, plan);
-  const uint32_t group = shape.group_size();
-  parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
-  parts.logit_bytes = size_t{plan.token_count} * group * sizeof(float);
-  parts.work_bytes =
-      std::max(parts.work_bytes, kernels::ScoreSelectScratchBytes(group, plan.token_count));
-  return parts;
+  return LogitParts(shape, index, plan,
+                    kernels::ScoreSelectScratchBytes(shape.group_size(), plan.token_count));
+}
+
+ScratchParts CountParts(const LayerView& view, const IndexDescriptor& index,
+                        std::span<const PositionRange> candidates) {
+  const SearchPlanSize plan = SizeOf(view, candidates);
+  return LogitParts(view.shape, index, plan, kernels::MassCountScratchBytes(plan.token_count));
 }
 
 ScratchParts PartsOf(const kernels::Exec& exec, const LayerView& view,
@@ -189,8 +201,8 @@ void ScorePiece(const HeadSearch& search, const SearchPiece& piece, float* logit
     CapLogits(search.shape, {logits + head * stride, piece.token_count()});
 }
 
-void SelectByLogits(const HeadSearch& search, const Scratch& scratch, GroupRule rule,
-                    std::span<uint32_t> positions) {
+// Computes the logits of all pieces, and returns where they are.
+std::span<const kernels::ScoreSpan> ScorePieces(const HeadSearch& search, const Scratch& scratch) {
   auto* const spans = reinterpret_cast<kernels::ScoreSpan*>(scratch.spans);
   size_t count = 0;
   size_t column = 0;
@@ -203,9 +215,14 @@ void SelectByLogits(const HeadSearch& search, const Scratch& scratch, GroupRule 
                                              .first_position = piece.first_position()};
     column += piece.token_count();
   }
+  return {spans, count};
+}
+
+void SelectByLogits(const HeadSearch& search, const Scratch& scratch, GroupRule rule,
+                    std::span<uint32_t> positions) {
   kernels::ScoreSelect(search.exec, {.group_size = search.shape.group_size(),
                                      .rule = rule,
-                                     .spans = {spans, count},
+                                     .spans = ScorePieces(search, scratch),
                                      .positions = positions,
                                      .scratch = scratch.work});
 }
@@ -249,6 +266,39 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
            own.work);
   };
   parallel.run(shape.kv_heads, std::cref(select_head));  // a reference, because a copy allocates
+}
+
+size_t CountScratchBytes(const LayerView& view, const IndexDescriptor& index,
+                         std::span<const PositionRange> candidates) {
+  return CountParts(view, index, candidates).total();
+}
+
+uint32_t CountLayer(const kernels::Exec& exec, const LayerView& view, const CountLayerArgs& args,
+                    const ParallelFor& parallel, std::span<std::byte> scratch) {
+  const LayerShape& shape = view.shape;
+  const uint32_t group = shape.group_size();
+  PQC_CHECK(args.own.size() == shape.query_heads);
+  const ScratchParts parts = CountParts(view, args.index, args.candidates);
+  const SearchPlan plan = MakePlan(view, args.candidates, Cut(scratch, parts, 0));
+  std::atomic<uint32_t> most = 0;
+  const auto count_head = [&](uint32_t kv_head, uint32_t worker) {
+    const Scratch own = Cut(scratch, parts, worker);
+    const HeadSearch search = SearchOf(exec, view, args, plan, kv_head, own);
+    TypeOf(args.index).Prepare(search);
+    const std::span<const kernels::ScoreSpan> spans = ScorePieces(search, own);
+    const uint32_t count =
+        kernels::CountForMass(exec, {.group_size = group,
+                                     .rule = args.rule,
+                                     .spans = spans,
+                                     .own = args.own.subspan(size_t{kv_head} * group, group),
+                                     .mass = args.mass,
+                                     .scratch = own.work});
+    uint32_t before = most.load(std::memory_order_relaxed);
+    while (before < count && !most.compare_exchange_weak(before, count)) {
+    }
+  };
+  parallel.run(shape.kv_heads, std::cref(count_head));
+  return most.load();
 }
 
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index,

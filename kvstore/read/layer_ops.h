@@ -13,6 +13,7 @@
 #include <span>
 
 #include "kernels/base/exec.h"
+#include "kernels/select/mass_count.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/selection.h"
 
@@ -62,6 +63,25 @@ size_t RerankScratchBytes(const LayerView& view, uint32_t shortlist_count);
 // of the lower position. `scratch`: 64-byte aligned.
 void Rerank(const kernels::Exec& exec, const LayerView& view, const RerankArgs& args,
             std::span<std::byte> scratch);
+
+// A budget by the share of the attention.
+struct CountLayerArgs {
+  IndexDescriptor index;  // as in SelectLayerArgs
+  GroupRule rule = GroupRule::kSumSoftmax;
+  std::span<const PositionRange> candidates;  // ascending, disjoint, stored, not empty
+  std::span<const float> queries;             // [query_heads, key_dim]
+  std::span<const kernels::OwnWeight> own;    // [query_heads]: of sink and window
+  double mass = 1;                            // in (0, 1]
+};
+
+// Returns the scratch size of one worker for CountLayer.
+size_t CountScratchBytes(const LayerView& view, const IndexDescriptor& index,
+                         std::span<const PositionRange> candidates);
+
+// Returns the smallest k by which every kv head has the mass (kernels/select/mass_count.h), by the
+// logits of the index.
+uint32_t CountLayer(const kernels::Exec& exec, const LayerView& view, const CountLayerArgs& args,
+                    const ParallelFor& parallel, std::span<std::byte> scratch);
 
 struct ScoreLayerArgs {
   IndexDescriptor index;

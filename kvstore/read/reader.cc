@@ -14,7 +14,6 @@
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
-#include "kvstore/read/select/mass_budget.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -159,6 +158,9 @@ Refusal Reader::ResolveIn(const LayerQuery& query, const Selection& selection, L
   RETURN_IF_ERROR(Open(query, RequestOf(query, selection), view));
   ResolvedSelection& resolved = scratch_.resolved;
   Resolve(selection, query.query_position, view->token_count(), &resolved);
+  if (resolved.refusal.ok() && resolved.least_count < resolved.select_count) {
+    RETURN_IF_ERROR(CountTokens(query, selection, *view));
+  }
   *selected = {resolved.select_count, resolved.sink_tokens, resolved.window_tokens};
   return resolved.refusal;
 }
@@ -185,15 +187,17 @@ void Reader::WeighOwn(const LayerView& view) {
   for (PositionRange range : scratch_.resolved.own) {
     range.end = std::min(range.end, view.token_count());
     if (range.begin >= range.end) continue;
-    ResizeWithRoom(size_t{heads} * (range.end - range.begin), &scratch_.candidate_logits);
+    const uint32_t tokens = range.end - range.begin;
+    scratch_.output.resize(size_t{heads} * tokens);
+    const ParallelFor& threads = ThreadsFor(uint64_t{tokens} * view.shape.kv_heads);
     ScoreLayer(exec_, view,
                {.index = {},
                 .tokens = range,
                 .queries = scratch_.queries,
-                .logits = scratch_.candidate_logits,
+                .logits = scratch_.output,
                 .max = max,
                 .sum_exp = sum_exp},
-               SerialFor(), scratch_.Bytes(ScoreScratchBytes(view, {}, range)));
+               threads, scratch_.Bytes(threads.worker_count * ScoreScratchBytes(view, {}, range)));
     for (uint32_t head = 0; head < heads; ++head) {
       kernels::OwnWeight& own = scratch_.own[head];
       if (own.sum_exp == 0) {
@@ -207,36 +211,35 @@ void Reader::WeighOwn(const LayerView& view) {
   }
 }
 
-void Reader::CountForMass(const LayerView& view, const Selection& selection) {
+Refusal Reader::CountTokens(const LayerQuery& query, const Selection& selection, LayerView view) {
   ResolvedSelection& resolved = scratch_.resolved;
+  if (selection.per_query_head) SplitGroups(&view);
+  RETURN_IF_ERROR(TakeQueries(query, &view));
+  RETURN_IF_ERROR(CheckCoded(view, RequestOf(query, selection), resolved.candidates));
   WeighOwn(view);
-  ScoreCandidates(view, selection.index);
   const ParallelFor& threads = ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads);
-  const uint32_t count = CountByMass(
-      exec_,
-      {.kv_heads = view.shape.kv_heads,
-       .group_size = view.shape.group_size(),
-       .rule = selection.group_rule,
-       .mass = selection.budget_ratio,
-       .candidates = resolved.candidates,
-       .logits = scratch_.candidate_logits,
-       .own = scratch_.own},
-      threads,
-      scratch_.Bytes(threads.worker_count *
-                     MassBudgetScratchBytes(resolved.candidate_count, resolved.candidates.size())));
+  const size_t bytes = CountScratchBytes(view, selection.index, resolved.candidates);
+  const uint32_t count = CountLayer(exec_, view,
+                                    {.index = selection.index,
+                                     .rule = selection.group_rule,
+                                     .candidates = resolved.candidates,
+                                     .queries = scratch_.queries,
+                                     .own = scratch_.own,
+                                     .mass = selection.budget_ratio},
+                                    threads, scratch_.Bytes(threads.worker_count * bytes));
   resolved.select_count = std::clamp(count, resolved.least_count, resolved.select_count);
+  resolved.least_count = resolved.select_count;
   resolved.shortlist_count = ShortlistCount(selection, resolved);
+  return {};
 }
 
 Refusal Reader::Select(const LayerQuery& query, const Selection& selection, bool want_logits,
-                       LayerView* view, SelectedTokens* selected) {
+                       LayerView* view) {
   const ResolvedSelection& resolved = scratch_.resolved;
   scratch_.logits.clear();
   if (selection.per_query_head) SplitGroups(view);
   RETURN_IF_ERROR(TakeQueries(query, view));
   RETURN_IF_ERROR(CheckCoded(*view, RequestOf(query, selection), resolved.candidates));
-  if (resolved.least_count < resolved.select_count) CountForMass(*view, selection);
-  selected->count = resolved.select_count;
   scratch_.positions.resize(size_t{view->shape.kv_heads} * resolved.select_count);
   if (resolved.select_count == 0) return {};
   // A shortlist of all candidates needs no index: exact scores select from all of them.
@@ -264,7 +267,7 @@ Refusal Reader::TopK(const LayerQuery& query, const Selection& given, SelectedTo
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
   if (!scratch_.resolved.takes_all()) {
-    return Select(query, selection, /*want_logits=*/false, &view, selected);
+    return Select(query, selection, /*want_logits=*/false, &view);
   }
   const uint32_t sets = selection.SetCount(view.shape.kv_heads, view.shape.query_heads);
   RETURN_IF_ERROR(TakeQueries(query, &view));
@@ -276,8 +279,8 @@ void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index
   const ResolvedSelection& resolved = scratch_.resolved;
   const size_t heads = view.shape.query_heads;
   const ParallelFor& threads = ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads);
-  ResizeWithRoom(heads * resolved.candidate_count, &scratch_.candidate_logits);
-  std::span<float> logits = scratch_.candidate_logits;
+  ResizeWithRoom(heads * resolved.candidate_count, &scratch_.pages.logits);
+  std::span<float> logits = scratch_.pages.logits;
   for (const PositionRange& range : resolved.candidates) {
     const size_t count = heads * (range.end - range.begin);
     ScoreLayer(exec_, view,
@@ -329,7 +332,7 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const 
                .rule = selection.group_rule,
                .terms = terms,
                .candidates = resolved.candidates,
-               .logits = scratch_.candidate_logits},
+               .logits = scratch_.pages.logits},
               ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads), &scratch_.pages,
               out);
   return {};
@@ -351,7 +354,7 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool wan
     return Refuse(StatusCode::kFailedPrecondition, "selection.tail_estimate",
                   "the sequence has no index of the type clusters: build one");
   }
-  RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view, selected));
+  RETURN_IF_ERROR(Select(query, selection, /*want_logits=*/true, &view));
   AttendOver(view, query, {.positions = scratch_.positions, .logits = scratch_.logits});
   if (selection.tail_estimate) RETURN_IF_ERROR(EstimateTail(query, selection, *clusters));
   StoreAttention(view, query, out);
@@ -367,14 +370,16 @@ Refusal Reader::EstimateTail(const LayerQuery& query, const Selection& selection
   WidenGroup(&view, query.query_length);
   const ParallelFor& threads =
       ThreadsFor(uint64_t{scratch_.resolved.candidate_count} * view.shape.kv_heads);
+  const size_t most_clusters = MostClusters(view, clusters);
   AddTail(exec_, view,
           {.index = clusters,
+           .most_clusters = most_clusters,
            .candidates = scratch_.resolved.candidates,
            .positions = scratch_.positions,
            .queries = scratch_.queries,
            .output = scratch_.output,
            .lse = scratch_.lse},
-          threads, scratch_.Bytes(threads.worker_count * TailScratchBytes(view, clusters)));
+          threads, scratch_.Bytes(threads.worker_count * TailScratchBytes(view, most_clusters)));
   return {};
 }
 

@@ -162,16 +162,15 @@ class Reader {
   // Opens the layer of a selection, and computes its candidates and counts.
   Refusal ResolveIn(const LayerQuery& query, const Selection& selection, LayerView* view,
                     SelectedTokens* selected);
-  // Selects tokens of an opened layer into scratch.positions, and sets their final number.
+  // Selects tokens of an opened layer into scratch.positions.
   // With `want_logits`, scratch.logits receives what a re-ranking has computed; otherwise nothing.
   Refusal Select(const LayerQuery& query, const Selection& selection, bool want_logits,
-                 LayerView* view, SelectedTokens* selected);
+                 LayerView* view);
   // Computes the weights of the stored rows of sink and window, in scratch.own.
   void WeighOwn(const LayerView& view);
-  // Finds the k of a budget of attention mass.
-  void CountForMass(const LayerView& view, const Selection& selection);
-  // Computes the logits of all candidates in scratch.candidate_logits: of each range in turn,
-  // [query_heads, tokens].
+  // Finds the k of a budget of attention mass. `view`: as opened.
+  Refusal CountTokens(const LayerQuery& query, const Selection& selection, LayerView view);
+  // Computes the logits of all candidates, for SelectPages, in scratch.pages.logits.
   void ScoreCandidates(const LayerView& view, const IndexDescriptor& index);
   // Lists all candidates in scratch.positions.
   void ListCandidates(uint32_t kv_heads);

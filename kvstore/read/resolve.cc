@@ -194,9 +194,10 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
     resolved->select_count = static_cast<uint32_t>(
         std::min<uint64_t>(budget > kept ? budget - kept : 0, resolved->candidate_count));
   }
-  resolved->least_count = selection.budget_kind == BudgetKind::kMass
-                              ? std::min(selection.mass_bounds().least, resolved->select_count)
-                              : resolved->select_count;
+  // All of the attention are all candidates, which rounding must not decide.
+  const bool counts = selection.budget_kind == BudgetKind::kMass && selection.budget_ratio < 1.0;
+  resolved->least_count = counts ? std::min(selection.mass_bounds().least, resolved->select_count)
+                                 : resolved->select_count;
   resolved->shortlist_count = ShortlistCount(selection, *resolved);
 }
 

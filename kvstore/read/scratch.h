@@ -21,15 +21,14 @@ class ReadScratch {
  public:
   // Returns at least `bytes`, 64-byte aligned; earlier contents are lost.
   std::span<std::byte> Bytes(size_t bytes);
-  size_t byte_count() const { return byte_count_; }
+  // Returns the bytes that it holds, without the small vectors.
+  size_t byte_count() const { return byte_count_ + pages.logits.capacity() * sizeof(float); }
 
-  std::vector<float> queries;       // [kv_heads, query_length, group_size, key_dim]
-  std::vector<float> output;        // [kv_heads, query_length, group_size, value_dim]
-  std::vector<float> lse;           // [kv_heads, query_length, group_size]
-  std::vector<uint32_t> positions;  // [sets, count]: what TopK or Attend has selected
-  std::vector<float> logits;        // of the positions, where a re-ranking has computed them
-  // Logits of all candidates, where pages are selected or attention mass is counted.
-  std::vector<float> candidate_logits;
+  std::vector<float> queries;           // [kv_heads, query_length, group_size, key_dim]
+  std::vector<float> output;            // [kv_heads, query_length, group_size, value_dim]
+  std::vector<float> lse;               // [kv_heads, query_length, group_size]
+  std::vector<uint32_t> positions;      // [sets, count]: what TopK or Attend has selected
+  std::vector<float> logits;            // of the positions, where a re-ranking has computed them
   std::vector<kernels::OwnWeight> own;  // [kv_heads, query_length, group_size]
   ResolvedSelection resolved;
   PageScratch pages;

@@ -69,11 +69,13 @@ class ClusterWorld {
                                               .index_data = &data()}};
     const kvstore::LayerView view{.shape = ClusterShape(), .segments = segments};
     const kvstore::PositionRange candidates[] = {{begin, kSlots}};
-    const size_t bytes = kvstore::TailScratchBytes(view, index_);
+    const size_t most_clusters = kvstore::MostClusters(view, index_);
+    const size_t bytes = kvstore::TailScratchBytes(view, most_clusters);
     if (work_ == nullptr || work_->bytes().size() < bytes) work_ = std::make_unique<Memory>(bytes);
     std::vector<float> output(kGroup * kDim, 1.0f), lse(kGroup, 1.0f);
     kvstore::AddTail(exec_, view,
                      {.index = index_,
+                      .most_clusters = most_clusters,
                       .candidates = candidates,
                       .positions = positions,
                       .queries = queries_,

@@ -85,7 +85,9 @@ typedef struct pqc_selection {
    * are to have. k is the smallest number for which they have it by estimate, in the mean over the
    * query heads of a set and in every set, within [least_tokens, most_tokens] and the candidates.
    * The index estimates the logits of all candidates; those of sink and window are exact, as far as
-   * these rows are stored (others count as nothing, which makes k larger than needed).
+   * these rows are stored when the call comes (others count as nothing, which makes k larger than
+   * needed). 1 is most_tokens; shares above 0.9999 depend on rounding. All candidates are scored,
+   * which takes several times as long as a selection by codes.
    * PQC_UNIMPLEMENTED for pages, in steps of a GPU, for the positions of several tokens with
    * PQC_STEP_SELECT_PER_TOKEN, and when a call reaches an older sidecar or libpqcached_rpc. */
   double attention_mass;
@@ -94,10 +96,11 @@ typedef struct pqc_selection {
   /* 1: attention also estimates the candidates that are not selected, by one more partial attention
    * (RetroInfer, arXiv 2505.02922, section 4.1): each cluster of an index PQC_INDEX_CLUSTERS counts
    * as its tokens that are not selected, all with the mean of the cluster's keys and values. Rows
-   * without clusters stay left out: the sinks of the build, and appended rows until they are merged
-   * or built. It costs about as much as the attention to a 32nd of the candidates. The sequence
-   * needs such an index, and that of the selection (PQC_FAILED_PRECONDITION). Without an effect
-   * where only positions are asked for, and in layers that are not PQC_LAYERS_SELECTED.
+   * without clusters stay left out until the next build or merge: the sinks of a build, appended
+   * rows, and what a truncation has left of a segment, once unused memory is given back. It costs
+   * about as much as the attention to a 32nd of the candidates. The sequence needs such an index,
+   * and that of the selection (PQC_FAILED_PRECONDITION). Without an effect where only positions are
+   * asked for, and in layers that are not PQC_LAYERS_SELECTED.
    * PQC_UNIMPLEMENTED for pages, in steps of a GPU, and when a call reaches an older sidecar or
    * libpqcached_rpc. 0: off. */
   uint32_t tail_estimate;

@@ -158,12 +158,13 @@ typedef struct pqc_step_options {
  * scores: pqc_step_topk, pqc_step_attend, pqc_step_attend_begin and pqc_step_decode select for each
  * token of an item what they would select for an item of this token alone at the item's
  * query_position (pqc_gpu_step_topk as well). Candidates and number of selected tokens remain those
- * of the item's first query token for all of them. Therefore the tokens that the engine must attend
- * to by itself are the same as with a shared selection (see above): with 16 sink tokens, 64 window
- * tokens and 3 query tokens from position 1000 on, all 3 select from [16, 937), and token 2 attends
- * by itself to [0, 16) and to [937, 1002]. An item of n tokens takes about as long as n items of
- * one token. The flag changes nothing for items of one token, and for ranges and positions that the
- * engine gives. Not for pqc_step_topk_pages.
+ * of the item's first query token for all of them; with PQC_BUDGET_MASS, each has a number of its
+ * own in pqc_step_attend, and `counts` has the largest. Therefore the tokens that the engine must
+ * attend to by itself are the same as with a shared selection (see above): with 16 sink tokens, 64
+ * window tokens and 3 query tokens from position 1000 on, all 3 select from [16, 937), and token 2
+ * attends by itself to [0, 16) and to [937, 1002]. An item of n tokens takes about as long as n
+ * items of one token. The flag changes nothing for items of one token, and for ranges and positions
+ * that the engine gives. Not for pqc_step_topk_pages.
  *
  * With PQC_STEP_DECODES, a step on a GPU takes calls of pqc_step_decode (pqc_gpu_step_begin). The
  * flag changes nothing for other steps, which take these calls in any case.
@@ -195,7 +196,7 @@ PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items
  * i, ascending per kv head (PQC_PER_QUERY_HEAD: per query head, in all of these places). With
  * PQC_STEP_SELECT_PER_TOKEN, those of its query token t:
  * positions[offsets[i] + (t * kv_heads + kv_head) * counts[i] + j]. With PQC_BUDGET_MASS, offsets
- * and count are those of most_tokens; so are counts, if `positions` is NULL. */
+ * and count leave room for the most tokens; counts are of these, too, if `positions` is NULL. */
 typedef struct pqc_step_positions {
   size_t struct_size;
   uint32_t* positions; /* [count]; NULL asks for offsets, counts and count only */

@@ -428,8 +428,8 @@ struct Selection {
   // Budget of selected tokens alone, in place of both, when not 0 (PQC_BUDGET_RETRIEVED).
   uint64_t retrieved_tokens = 0;
   double rerank_factor = 0;  // in [1, 8]: of k, candidates that are scored exactly; 0 = off
-  // Budget by the share of the attention, in (0, 1], in place of the three, when not 0
-  // (PQC_BUDGET_MASS), and its bounds of selected tokens.
+  // Budget by the share of the attention, in (0, 1], in place of `ratio`, when not 0
+  // (PQC_BUDGET_MASS), and its bounds of selected tokens; not with the two counts above.
   double attention_mass = 0;
   uint64_t least_tokens = 0, most_tokens = 0;
   bool tail_estimate = false;  // attention estimates the other candidates by an index of clusters

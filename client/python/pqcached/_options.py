@@ -62,7 +62,7 @@ class Index:
         check(call(text("type", type), given, len(parameters), ctypes.byref(made)))
         kind, words = IndexKind(made.kind), tuple(made.reserved[abi.PQC_INDEX_LAYOUT + 1:])
         return Index(kind, made.subspaces, made.bits, SubspaceLayout(made.reserved[abi.PQC_INDEX_LAYOUT]),
-                     words if kind in (IndexKind.PLUGIN, IndexKind.GRAPH) else ())
+                     words if any(words) else ())
 
     def c(self) -> abi.Index:
         made = abi.Index(kind=member(IndexKind, "index.kind", self.kind),
@@ -158,7 +158,7 @@ class Selection:
     """Choice of tokens. With n = query_position + 1 tokens of context, the engine itself attends to
     the sink [0, sink_tokens) and the window [n - window_tokens, n); the best of the other tokens,
     without `excluded`, are selected. Give one budget: `ratio` or `token_count`, which count all
-    three, or `retrieved_tokens`.
+    three, `retrieved_tokens`, or `attention_mass`.
 
     Raises InvalidArgument when none or several are given.
     """

@@ -28,31 +28,27 @@ struct SegmentClusters {
   ClusterView view;
   uint32_t first_position = 0;  // of slot 0
   uint32_t first_cluster = 0;   // counted over all segments
+  uint32_t visible_end = 0;     // slots from it on are not of this sequence
 
+  // Positions of the visible slots that have clusters.
   PositionRange positions() const {
-    return {first_position + view.slots.begin, first_position + view.slots.end};
+    return {first_position + view.slots.begin, first_position + visible_end};
   }
 };
 
 // The work area of one kv head.
 struct TailWork {
   // Cuts the parts from `base`; null only counts the bytes.
-  TailWork(const LayerView& view, const IndexDescriptor& index, std::byte* base) {
+  TailWork(const LayerView& view, size_t clusters, std::byte* base) {
     const auto take = [this, base](size_t bytes) {
       std::byte* const part = base == nullptr ? nullptr : base + total_bytes;
       total_bytes += PaddedBytes(bytes);
       return part;
     };
     const LayerShape& shape = view.shape;
-    size_t clusters = 0, segments_with = 0;
-    for (const SegmentView& segment : view.segments) {
-      if (segment.index_data == nullptr) continue;
-      clusters += ClusterSizesOf(index).MostClusters(segment.index_data->slot_capacity);
-      ++segments_with;
-    }
     const size_t group = shape.group_size();
-    segments = take(segments_with * sizeof(SegmentClusters));
-    spans = take(segments_with * sizeof(kernels::RowSpan));
+    segments = take(view.segments.size() * sizeof(SegmentClusters));
+    spans = take(view.segments.size() * sizeof(kernels::RowSpan));
     left = {reinterpret_cast<uint32_t*>(take(clusters * sizeof(uint32_t))), clusters};
     estimated = {reinterpret_cast<uint32_t*>(take(clusters * sizeof(uint32_t))), clusters};
     logits = {reinterpret_cast<float*>(take(group * clusters * sizeof(float))), group * clusters};
@@ -85,7 +81,7 @@ class Tail {
         shape_(view.shape),
         args_(args),
         kv_head_(kv_head),
-        work_(view, args.index, scratch) {
+        work_(view, args.most_clusters, scratch) {
     auto* const begin = reinterpret_cast<SegmentClusters*>(work_.segments);
     auto* const spans = reinterpret_cast<kernels::RowSpan*>(work_.spans);
     for (const SegmentView& segment : view.segments) {
@@ -93,8 +89,10 @@ class Tail {
       const ClusterView clusters(*segment.index_data, args.index, shape_.row_bytes,
                                  view.stored_head(kv_head));
       if (cluster_count_ + clusters.count > work_.left.size() || clusters.count == 0) continue;
+      const uint32_t visible_end =
+          std::clamp(segment.token_count, clusters.slots.begin, clusters.slots.end);
       new (begin + segment_count_)
-          SegmentClusters{clusters, segment.first_position, cluster_count_};
+          SegmentClusters{clusters, segment.first_position, cluster_count_, visible_end};
       new (spans + segment_count_++) kernels::RowSpan{
           .rows = clusters.rows, .token_count = clusters.count, .first_position = cluster_count_};
       std::copy_n(clusters.tokens, clusters.count, &work_.left[cluster_count_]);
@@ -114,21 +112,24 @@ class Tail {
   }
 
  private:
-  void LeaveOut(const SegmentClusters& segment, uint32_t position) {
-    const uint32_t cluster = segment.view.ClusterOf(position - segment.first_position);
+  void LeaveOut(const SegmentClusters& segment, uint32_t slot) {
+    const uint32_t cluster = segment.view.ClusterOf(slot);
     if (cluster >= segment.view.count) return;
     uint32_t& left = work_.left[segment.first_cluster + cluster];
     if (left > 0) --left;
   }
 
-  // Leaves out the tokens that are no candidates.
+  // Leaves out the tokens that are no candidates, and slots of other sequences.
   void LeaveOutOthers() {
     for (const SegmentClusters& segment : segments_) {
+      for (uint32_t slot = segment.visible_end; slot < segment.view.slots.end; ++slot) {
+        LeaveOut(segment, slot);
+      }
       const PositionRange all = segment.positions();
       uint32_t begin = all.begin;  // of the tokens that may be none
       const auto leave_out_until = [&](uint32_t end) {
         for (uint32_t position = begin; position < std::min(end, all.end); ++position) {
-          LeaveOut(segment, position);
+          LeaveOut(segment, position - segment.first_position);
         }
       };
       for (const PositionRange& range : args_.candidates) {
@@ -146,7 +147,8 @@ class Tail {
     for (const uint32_t position : args_.positions.subspan(kv_head_ * count, count)) {
       while (segment != end && position >= segment->positions().end) ++segment;
       if (segment == end) return;
-      if (position >= segment->positions().begin) LeaveOut(*segment, position);
+      if (position < segment->positions().begin) continue;
+      LeaveOut(*segment, position - segment->first_position);
     }
   }
 
@@ -216,13 +218,22 @@ class Tail {
 
 }  // namespace
 
-size_t TailScratchBytes(const LayerView& view, const IndexDescriptor& index) {
-  return TailWork(view, index, nullptr).total_bytes;
+size_t MostClusters(const LayerView& view, const IndexDescriptor& index) {
+  size_t clusters = 0;
+  for (const SegmentView& segment : view.segments) {
+    if (segment.index_data == nullptr) continue;
+    clusters += ClusterSizesOf(index).MostClusters(segment.index_data->slot_capacity);
+  }
+  return clusters;
+}
+
+size_t TailScratchBytes(const LayerView& view, size_t most_clusters) {
+  return TailWork(view, most_clusters, nullptr).total_bytes;
 }
 
 void AddTail(const kernels::Exec& exec, const LayerView& view, const TailArgs& args,
              const ParallelFor& parallel, std::span<std::byte> scratch) {
-  const size_t bytes = TailScratchBytes(view, args.index);
+  const size_t bytes = TailScratchBytes(view, args.most_clusters);
   PQC_CHECK(parallel.worker_count * bytes <= scratch.size());
   const auto add = [&](uint32_t kv_head, uint32_t worker) {
     Tail(exec, view, args, kv_head, scratch.data() + worker * bytes).Add();

@@ -18,6 +18,7 @@ namespace pqcached::kvstore {
 
 struct TailArgs {
   IndexDescriptor index;                      // of kind kClusters, which the view has
+  size_t most_clusters = 0;                   // MostClusters(view, index)
   std::span<const PositionRange> candidates;  // ascending, disjoint; no other token is estimated
   std::span<const uint32_t> positions;        // [kv_heads, k], ascending per kv head: selected
   std::span<const float> queries;             // [query_heads, key_dim]
@@ -25,8 +26,11 @@ struct TailArgs {
   std::span<float> lse;                       // [query_heads]
 };
 
-// Returns the scratch size of one worker for AddTail.
-size_t TailScratchBytes(const LayerView& view, const IndexDescriptor& index);
+// Returns the most clusters of a kv head that the view can have.
+size_t MostClusters(const LayerView& view, const IndexDescriptor& index);
+// Returns the scratch size of one worker for AddTail. Index data can change at any time: it is read
+// once, by MostClusters.
+size_t TailScratchBytes(const LayerView& view, size_t most_clusters);
 
 // Merges the estimate for the candidates that are not selected with the attention over the selected
 // ones. Candidates in segments without clusters stay left out.

@@ -73,6 +73,7 @@ void PlanPages(const Selection& selection, const ResolvedSelection& resolved,
 // Memory that is reused, so that selections do not allocate in steady state.
 struct PageScratch {
   PagePlan plan;
+  std::vector<float> logits;      // of the candidates, as SelectPagesArgs has them
   std::vector<float> values;      // [kv_heads, candidate tokens]
   std::vector<float> scores;      // [lists, competing pages]
   std::vector<float> work;        // likewise

@@ -244,16 +244,25 @@ TEST(Tail, OfSegmentsOfAnySize) {
 
 // Rows without clusters, as those behind the last build, stay left out unless they are selected.
 TEST(Tail, OfRowsWithoutClustersIsNothing) {
-  TailSequence sequence;
+  StoreOptions options = TailOptions();
+  options.tail_tokens = 512;  // whose clusters are of equal rows, too
+  TailSequence sequence{TailSpec(), options};
   sequence.Ingest(2 * kTailSegment);
   sequence->Build(Clusters());
   sequence.Append(300);
   const auto built = [](uint32_t position) { return position < 2 * kTailSegment; };
   ExpectAttendsTo(*sequence.operator->(), sequence->id(), 2 * kTailSegment + 300, WithTail(),
                   built);
-  // A truncated segment shows a part of its clusters' tokens.
+  // A truncated segment shows a part of its clusters' tokens, also with other tokens behind it.
   sequence->Truncate(1500);
   ExpectAttendsTo(*sequence.operator->(), sequence->id(), 1500, WithTail(), All);
+  sequence.Append(500);
+  ExpectAttendsTo(*sequence.operator->(), sequence->id(), 2000, WithTail(),
+                  [](uint32_t position) { return position < 1500; });
+  const absl::Status rebuilt = sequence->store().BuildIndex(
+      kTenant, sequence->id(), {.index = Clusters(), .sink_tokens = 0, .rebuild = true}, {});
+  ASSERT_TRUE(rebuilt.ok()) << rebuilt;
+  ExpectAttendsTo(*sequence.operator->(), sequence->id(), 2000, WithTail(), All);
 }
 
 TEST(Tail, NeedsClusters) {

@@ -172,6 +172,8 @@ TEST(MassBudget, StaysWithinItsBounds) {
   EXPECT_EQ(count(0.9, 600, 620), 600u);
   EXPECT_EQ(count(0.9, 5000, 0), kMassTokens - 60);
   EXPECT_EQ(count(1e-9, 0, 0), 0u);
+  EXPECT_EQ(count(1, 0, 0), kMassTokens - 60);
+  EXPECT_EQ(count(1, 0, 50), 50u);
 }
 
 // An attention attends to the positions that TopK selects.
@@ -194,6 +196,43 @@ TEST(MassBudget, IsTheSameInAnAttention) {
     counted.budget_count = selected->count;
     EXPECT_EQ(attention.output, attend(counted).output);
   }
+}
+
+TEST(MassBudget, ServesATailEstimateToo) {
+  MassBudget test;
+  IndexDescriptor clusters{.kind = IndexKind::kClusters, .subspace_count = 16};
+  test.sequence.Build(clusters);
+  const auto attend = [&](const Selection& selection) {
+    return *test.sequence.store().Attend(
+        kTenant, test.sequence.id(),
+        {.layer = 1, .query_position = kMassTokens - 1, .queries = test.query.view()}, selection,
+        true);
+  };
+  Selection selection = Mass(Pq(4, 8), 0.7);
+  const Attention plain = attend(selection);
+  selection.tail_estimate = true;
+  const Attention estimated = attend(selection);
+  EXPECT_EQ(estimated.selected.positions, plain.selected.positions);
+  EXPECT_NE(estimated.lse, plain.lse);
+  selection.budget_kind = BudgetKind::kRetrieved;
+  selection.budget_count = plain.selected.count;
+  EXPECT_EQ(estimated.output, attend(selection).output);
+}
+
+// Rows of the window that are not stored yet count as nothing.
+TEST(MassBudget, CountsTheStoredRowsOfTheWindow) {
+  MassBudget test;
+  const auto count = [&](uint64_t query_position, uint32_t window) {
+    Selection selection = Mass(Pq(4, 8), 0.8);
+    selection.window_tokens = window;
+    return test.sequence.store()
+        .TopK(kTenant, test.sequence.id(),
+              {.layer = 1, .query_position = query_position, .queries = test.query.view()},
+              selection)
+        ->count;
+  };
+  // The candidates are the same.
+  EXPECT_EQ(count(kMassTokens + 99, 150 + 100), count(kMassTokens - 1, 150));
 }
 
 TEST(MassBudget, RefusesWrongTermsByField) {

@@ -46,7 +46,7 @@ AREAS = {
 }
 
 # Areas whose rows come from more than one run: there a run replaces only the rows that it names.
-IN_PARTS = {"house", "engine", "recovery"}
+IN_PARTS = {"house", "engine", "recovery", "systems"}
 
 HEAD = """\
 # Figures
@@ -59,8 +59,8 @@ Everything that this project measures, as measured last. This page is generated:
 
 A run replaces the rows of its areas that were measured with the same instruction set (the best one
 that the kernels can use on the machine). Rows of other areas and of other instruction sets stay. An
-area of which nothing could run replaces no measured row. In `house`, `engine` and `recovery`, a run
-replaces only the rows that it names.
+area of which nothing could run replaces no measured row. In `house`, `engine`, `recovery` and
+`systems`, a run replaces only the rows that it names.
 
 How to read a table:
 

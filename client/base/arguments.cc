@@ -89,6 +89,10 @@ pqc_status ReadMass(const pqc_selection& selection, kvstore::Selection* to) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.token_count",
                 "must be 0 with PQC_BUDGET_MASS, which has least_tokens and most_tokens");
   }
+  if (!(selection.attention_mass > 0 && selection.attention_mass <= 1)) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.attention_mass", "%g, must lie in (0, 1]",
+                selection.attention_mass);
+  }
   kvstore::Selection::MassBounds bounds;
   RETURN_IF_ERROR(ReadTokens(selection.least_tokens, "selection.least_tokens", &bounds.least));
   RETURN_IF_ERROR(ReadTokens(selection.most_tokens, "selection.most_tokens", &bounds.most));

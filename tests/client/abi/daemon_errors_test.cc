@@ -152,8 +152,8 @@ TEST_P(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   SetRaw(5, &selection.group_rule);
   Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.group_rule");
   SetRaw(0, &selection.group_rule);
-  SetRaw(2, &selection.budget);
-  Expect(select(selection), PQC_UNIMPLEMENTED, "selection.budget");
+  SetRaw(2, &selection.budget);  // attention mass, which is 0
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.attention_mass");
   SetRaw(77, &selection.budget);
   Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.budget");
   SetRaw(0, &selection.budget);

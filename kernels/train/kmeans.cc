@@ -180,9 +180,10 @@ KMeansStats KMeansStep(const Exec& exec, const KMeansProblem& problem,
   clusters.farthest = cutter.Take<Farthest>(problem.centroid_count);
   const std::span<float> block = cutter.Take<float>(size_t{kNearestBlock} * dim);
   const NearestOps ops = NearestOpsFor(exec);
-  const bool bf16 = problem.sample_type == DType::kBf16 && ops.find_bf16 != nullptr && dim % 2 == 0;
+  const bool bf16 =
+      problem.sample_type == DType::kBf16 && ops.find_bf16 != nullptr && dim % ops.bf16_dims == 0;
   const NearestCentroids nearest =
-      PrepareNearest(problem.centroids, dim, bf16,
+      PrepareNearest(problem.centroids, dim, bf16 ? ops.pair_form : PairForm::kNone,
                      cutter.Take<std::byte>(NearestScratchBytes(dim, problem.centroid_count)));
   std::fill(clusters.block_sums.begin(), clusters.block_sums.end(), 0.0f);
   std::fill(clusters.sums.begin(), clusters.sums.end(), 0.0);
@@ -198,7 +199,8 @@ KMeansStats KMeansStep(const Exec& exec, const KMeansProblem& problem,
     const std::byte* raw = problem.samples + first * sample_bytes;
     if (bf16) {
       const auto* samples = reinterpret_cast<const uint16_t*>(raw);
-      ops.find_bf16(nearest, samples, count, assigned.codes, assigned.scores);
+      ops.find_bf16(nearest, samples, count, reinterpret_cast<int16_t*>(block.data()),
+                    assigned.codes, assigned.scores);
       ops.add_bf16(dim, samples, count, assigned.codes, clusters.block_sums.data(), assigned.norms);
     } else {
       const float* samples = reinterpret_cast<const float*>(raw);

@@ -25,9 +25,18 @@ struct NearestCentroids {
   const float* rows;     // [row_count, dim]
   const float* columns;  // [dim, count]
   const float* bias;     // [count]: -|c|^2 / 2; of the padding -infinity
-  const uint32_t*
-      pairs;  // [dim / 2, count]: bf16 of dims 2i (low half) and 2i + 1; null: not requested
-  const float* pair_bias;  // [count]: bias of the centroids rounded to bf16
+  // [dim / 2, count]: dims 2i (low half) and 2i + 1 in the form of the pairs; null: kNone.
+  const uint32_t* pairs;
+  const float* pair_bias;   // [count]: bias of the rounded centroids
+  const float* pair_scale;  // [count]: kInt16: entry / integer; of the padding 0
+  uint32_t int16_limit;     // kInt16: largest magnitude; `dim` products of two add up to < 2^31
+};
+
+// Form of the centroids that find_bf16 reads.
+enum class PairForm : uint8_t {
+  kNone,
+  kBf16,   // entries rounded to bf16
+  kInt16,  // multiples of a scale per centroid, up to int16_limit
 };
 
 struct NearestOps {
@@ -35,10 +44,11 @@ struct NearestOps {
   // score. REQUIRES: sample_count <= kNearestBlock; samples [sample_count, dim].
   void (*find)(const NearestCentroids& centroids, const float* samples, uint32_t sample_count,
                uint8_t* codes, float* scores);
-  // The same for bf16 samples and centroids; null when the instruction set has no bf16 products.
-  // REQUIRES: dim is even; pairs are not null.
+  // The same for bf16 samples and rounded centroids; null where it would not be faster.
+  // REQUIRES: dim is a multiple of bf16_dims; pairs are of pair_form; block [kNearestBlock, dim] is
+  // 4-byte aligned scratch.
   void (*find_bf16)(const NearestCentroids& centroids, const uint16_t* samples,
-                    uint32_t sample_count, uint8_t* codes, float* scores);
+                    uint32_t sample_count, int16_t* block, uint8_t* codes, float* scores);
   // Returns the nearest centroid of one sample, from rows alone: preparing the other layouts costs
   // more than one sample.
   uint32_t (*find_one)(const float* rows, uint32_t count, uint32_t dim, const float* sample);
@@ -47,6 +57,8 @@ struct NearestOps {
               float* sums, float* norms);
   void (*add_bf16)(uint32_t dim, const uint16_t* samples, uint32_t sample_count,
                    const uint8_t* codes, float* sums, float* norms);  // null when find_bf16 is
+  PairForm pair_form;
+  uint32_t bf16_dims;
 };
 
 extern const NearestOps kNearestReference;

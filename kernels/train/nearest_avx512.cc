@@ -8,6 +8,8 @@ const NearestOps kNearestAvx512 = {.find = FindF32,
                                    .find_bf16 = nullptr,
                                    .find_one = FindOne,
                                    .add = AddSamples<float>,
-                                   .add_bf16 = nullptr};
+                                   .add_bf16 = nullptr,
+                                   .pair_form = PairForm::kNone,
+                                   .bf16_dims = 0};
 
 }  // namespace pqcached::kernels

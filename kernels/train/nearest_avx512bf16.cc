@@ -25,7 +25,7 @@ struct Bf16Product {
 };
 
 void FindBf16(const NearestCentroids& centroids, const uint16_t* samples, uint32_t sample_count,
-              uint8_t* codes, float* scores) {
+              int16_t* /*block*/, uint8_t* codes, float* scores) {
   const float* pairs = reinterpret_cast<const float*>(centroids.pairs);
   FindTiled(Bf16Product{pairs, centroids.pair_bias}, centroids, samples, sample_count, codes,
             scores);
@@ -37,6 +37,8 @@ const NearestOps kNearestAvx512Bf16 = {.find = nullptr,
                                        .find_bf16 = FindBf16,
                                        .find_one = nullptr,
                                        .add = nullptr,
-                                       .add_bf16 = AddSamples<uint16_t>};
+                                       .add_bf16 = AddSamples<uint16_t>,
+                                       .pair_form = PairForm::kBf16,
+                                       .bf16_dims = 2};
 
 }  // namespace pqcached::kernels

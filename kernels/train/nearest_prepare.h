@@ -16,9 +16,9 @@ NearestOps NearestOpsFor(const Exec& exec);
 size_t NearestScratchBytes(uint32_t dim, uint32_t count);
 
 // Computes the layouts of `centroids` in `scratch`.
-// REQUIRES: centroids [count, dim] outlive the result; scratch is 64-byte aligned; dim is even if
-// with_pairs.
-NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, bool with_pairs,
+// REQUIRES: centroids [count, dim] outlive the result; scratch is 64-byte aligned; dim is even
+// unless there are no pairs.
+NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, PairForm pair_form,
                                 std::span<std::byte> scratch);
 
 }  // namespace pqcached::kernels

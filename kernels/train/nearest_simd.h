@@ -40,20 +40,6 @@ inline void FindTile(const Product& product, const NearestCentroids& centroids, 
   }
   const float* column = product.columns + first;
   for (uint32_t i = 0; i < centroids.dim; i += Product::kStep, column += centroids.count) {
-    if constexpr (kVectors > kSamples) {
-      // The samples' registers are fewer than those of centroids, which are loaded one by one.
-      F sample[kSamples];
-      for (uint32_t s = 0; s < kSamples; ++s) {
-        sample[s] = Product::Broadcast(samples + size_t{s} * centroids.dim + i);
-      }
-      for (uint32_t v = 0; v < kVectors; ++v) {
-        const F part = Vec::Load(column + v * Vec::kLanes);
-        for (uint32_t s = 0; s < kSamples; ++s) {
-          sums[s][v] = Product::Add(sums[s][v], part, sample[s]);
-        }
-      }
-      continue;
-    }
     F column_part[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) column_part[v] = Vec::Load(column + v * Vec::kLanes);
     for (uint32_t s = 0; s < kSamples; ++s) {
@@ -101,11 +87,6 @@ template <typename Product>
 inline void FindTiled(const Product& product, const NearestCentroids& centroids,
                       const typename Product::Sample* samples, uint32_t sample_count,
                       uint8_t* codes, float* scores) {
-  if constexpr (Vec::kLanes == 8) {
-    if (centroids.count % 32 == 0) {
-      return FindTiles<4, 3>(product, centroids, samples, sample_count, codes, scores);
-    }
-  }
   if constexpr (Vec::kLanes < 16) {
     FindTiles<2, 6>(product, centroids, samples, sample_count, codes, scores);
   } else if (centroids.count % 64 == 0) {

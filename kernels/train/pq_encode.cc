@@ -76,7 +76,8 @@ void PqEncode(const Exec& exec, const PqEncodeArgs& args) {
       StoreCodes(args, subspace, block, codes);
       continue;
     }
-    const NearestCentroids nearest = PrepareNearest(centroids, dim, false, nearest_scratch);
+    const NearestCentroids nearest =
+        PrepareNearest(centroids, dim, PairForm::kNone, nearest_scratch);
     for (uint32_t first = 0; first < args.row_count; first += kNearestBlock) {
       const RowBlock block{.first = first,
                            .count = std::min(kNearestBlock, args.row_count - first)};

@@ -70,8 +70,9 @@ class PointSet {
 // What one thread writes.
 class Trainer {
  public:
-  Trainer()
-      : samples_(size_t{kPoints} * kDim * sizeof(float)),
+  explicit Trainer(kernels::Exec exec = {})
+      : exec_(exec),
+        samples_(size_t{kPoints} * kDim * sizeof(float)),
         scratch_(std::max(kernels::KMeansStepScratchBytes(kDim, kCentroids),
                           kernels::PqEncodeScratchBytes(kGeometry))),
         planes_(kernels::CodePlanesBytes(kGeometry, kPoints)),
@@ -80,13 +81,13 @@ class Trainer {
   std::span<float> centroids() { return std::span(centroids_).first(kCentroids * kDim); }
 
   void Load(const PointSet& points, DType sample_type) {
-    kernels::KMeansLoad({}, {.source_type = DType::kBf16,
-                             .rows = points.rows(),
-                             .row_stride = kRowBytes,
-                             .row_count = kPoints,
-                             .dim = kDim,
-                             .sample_type = sample_type,
-                             .samples = samples_.data()});
+    kernels::KMeansLoad(exec_, {.source_type = DType::kBf16,
+                                .rows = points.rows(),
+                                .row_stride = kRowBytes,
+                                .row_count = kPoints,
+                                .dim = kDim,
+                                .sample_type = sample_type,
+                                .samples = samples_.data()});
     problem_ = {sample_type, samples_.data(), kPoints, kDim, kCentroids, centroids()};
   }
 
@@ -100,13 +101,13 @@ class Trainer {
   void Train(const PointSet& points, std::span<const float> first, DType sample_type) {
     Load(points, sample_type);
     std::ranges::copy(first, centroids().begin());
-    for (int i = 0; i < kIterations; ++i) kernels::KMeansStep({}, problem_, scratch_.bytes());
+    for (int i = 0; i < kIterations; ++i) kernels::KMeansStep(exec_, problem_, scratch_.bytes());
   }
 
   // Codes of both sub-spaces, both by the trained centroids.
   void Encode(const PointSet& points) {
     std::ranges::copy(centroids(), centroids_.begin() + kCentroids * kDim);
-    kernels::PqEncode({},
+    kernels::PqEncode(exec_,
                       {kGeometry, DType::kBf16, points.rows(), kRowBytes, kPoints, centroids_,
                        planes_.As<uint8_t>(), kernels::PlaneStride(kPoints), 0, scratch_.bytes()});
   }
@@ -114,6 +115,7 @@ class Trainer {
   uint8_t code(uint32_t point) const { return planes_.As<uint8_t>()[point]; }
 
  private:
+  kernels::Exec exec_;
   HugeBuffer samples_;
   HugeBuffer scratch_;
   HugeBuffer planes_;
@@ -157,9 +159,10 @@ struct World {
 };
 
 // Trains on every set as bf16 and as fp32, checks that the peers find clusters as good as ours, and
-// reports what bf16 costs.
-void CheckAndReportInertia(const World& world, Report& report) {
-  Trainer trainer;
+// reports what bf16 costs. `suffix`: of the figure's name.
+void CheckAndReportInertia(const World& world, kernels::Exec exec, const char* suffix,
+                           Report& report) {
+  Trainer trainer(exec);
   std::vector<double> ratios;
   for (uint32_t i = 0; i < kSets; ++i) {
     const PointSet& points = *world.sets[i];
@@ -191,8 +194,35 @@ void CheckAndReportInertia(const World& world, Report& report) {
       Require(bf16 < 1.02 * Inertia(points, centroids), "OpenBLAS finds better clusters");
     }
   }
-  report.Add({"kmeans_inertia_ratio", "x", "training on fp32 samples", Better::kLower, 1.001},
+  report.Add({std::string("kmeans_inertia_ratio") + suffix, "x", "training on fp32 samples",
+              Better::kLower, 1.001},
              StatOf(ratios));
+}
+
+constexpr kernels::Exec kAvx2{kernels::Level::kAvx2};
+
+bool HasAvx2() { return kernels::BestLevel() >= kernels::Level::kAvx2; }
+
+const std::string kFaissRow = "faiss Clustering, all points (Debian's generic SSE build)";
+const std::string kBlasRow = "OpenBLAS sgemm and a loop for the largest, fp32";
+
+// Figures of our code limited to AVX2, whose speeds are null where they could not be measured.
+void ReportAvx2(const std::optional<Stat>& faiss, const std::optional<Stat>& blas, Report& report) {
+  const char* const limited = "; our code limited to AVX2";
+  const Figure vs_faiss{"kmeans_vs_faiss_avx2", "x", kFaissRow + limited, Better::kHigher, 4};
+  const Figure vs_blas{"kmeans_vs_openblas_avx2", "x", kBlasRow + limited, Better::kHigher,
+                       std::nullopt};
+  const char* const reason = HasAvx2() ? "not installed" : "no AVX2";
+  if (faiss) {
+    report.Add(vs_faiss, *faiss);
+  } else {
+    report.AddAbsent(vs_faiss, reason);
+  }
+  if (blas) {
+    report.Add(vs_blas, *blas);
+  } else {
+    report.AddAbsent(vs_blas, reason);
+  }
 }
 
 void Run(const World& world, int threads, Report& report) {
@@ -216,6 +246,20 @@ void Run(const World& world, int threads, Report& report) {
   });
   const size_t encode = add(
       "encode", [&](size_t thread, uint32_t set) { trainers[thread]->Encode(*world.sets[set]); });
+  const bool with_avx2 = threads == 1 && HasAvx2();
+  std::optional<Trainer> limited;
+  size_t avx2 = 0;
+  if (with_avx2) {
+    limited.emplace(kAvx2);
+    avx2 = add("k-means, limited to AVX2", [&](size_t, uint32_t set) {
+      limited->Train(*world.sets[set], world.first[set], kernels::KMeansSampleType(kAvx2));
+    });
+    add("k-means, limited to AVX2, fp32", [&](size_t, uint32_t set) {
+      limited->Train(*world.sets[set], world.first[set], DType::kF32);
+    });
+    add("encode, limited to AVX2",
+        [&](size_t, uint32_t set) { limited->Encode(*world.sets[set]); });
+  }
   size_t faiss = 0;
   size_t blas = 0;
   if (HasFaiss()) {
@@ -238,12 +282,8 @@ void Run(const World& world, int threads, Report& report) {
   const auto goal = [&](double value) {
     return threads == 1 ? std::optional(value) : std::nullopt;
   };
-  const Figure vs_faiss{"kmeans_vs_faiss" + suffix, "x",
-                        "faiss Clustering, all points (Debian's generic SSE build)",
-                        Better::kHigher, goal(4)};
-  const Figure vs_blas{"kmeans_vs_openblas" + suffix, "x",
-                       "OpenBLAS sgemm and a loop for the largest, fp32", Better::kHigher,
-                       goal(2.5)};
+  const Figure vs_faiss{"kmeans_vs_faiss" + suffix, "x", kFaissRow, Better::kHigher, goal(4)};
+  const Figure vs_blas{"kmeans_vs_openblas" + suffix, "x", kBlasRow, Better::kHigher, goal(2.5)};
   if (HasFaiss()) {
     report.Add(vs_faiss, rounds.Speedup(ours, faiss));
   } else {
@@ -253,6 +293,12 @@ void Run(const World& world, int threads, Report& report) {
     report.Add(vs_blas, rounds.Speedup(ours, blas));
   } else {
     report.AddAbsent(vs_blas, "not installed");
+  }
+  if (threads == 1) {
+    const auto speedup = [&](bool has_peer, size_t peer) {
+      return with_avx2 && has_peer ? std::optional(rounds.Speedup(avx2, peer)) : std::nullopt;
+    };
+    ReportAvx2(speedup(HasFaiss(), faiss), speedup(HasBlas(), blas), report);
   }
   report.Add({"kmeans_bf16_vs_fp32" + suffix, "x",
               best_type == DType::kBf16 ? "our own fp32 form"
@@ -277,7 +323,8 @@ int main(int argc, char** argv) {
   using namespace pqcached::bench;
   Report report(argc, argv, 9);
   const World world;
-  CheckAndReportInertia(world, report);
+  CheckAndReportInertia(world, {}, "", report);
+  if (HasAvx2()) CheckAndReportInertia(world, kAvx2, "_avx2", report);
   for (const int threads : {1, 2}) Run(world, threads, report);
   return report.Finish();
 }

@@ -99,6 +99,7 @@ GraphBuild::GraphBuild(const Exec& exec, const GraphBuildArgs& args, std::span<s
   PQC_CHECK(uint64_t{size.options.list_size} * size.sample_count < (uint64_t{1} << 32u));
   PQC_CHECK(size.options.degree >= 1 && 2 * size.options.degree <= kMaxGraphDegree);
   PQC_CHECK(size.options.entry_count >= 1 && size.options.entry_count <= kMaxGraphEntries);
+  PQC_CHECK(size.options.entry_samples <= kMostEntrySamples);
   PQC_CHECK(shared.size() >= GraphBuildSharedBytes(size));
   FormatGraph(GraphShapeOf(size), args.graph);
 }

@@ -33,16 +33,18 @@ enum class GraphProjection : uint8_t {
   kBestKey,
 };
 
+inline constexpr uint32_t kMostEntrySamples = (1u << 16u) - 1;
+
 struct GraphBuildOptions {
   GraphProjection projection = GraphProjection::kSharedLists;
   uint32_t list_size = 100;  // N_q >= 1: keys per sample
   uint32_t degree = 35;      // M, 1..127: neighbours by projection; 2 * M in all
   // Beam of the walk that looks for neighbours of each key; 0: no such step.
   uint32_t connect_beam = 32;
-  // Entries: the keys that the last entry_samples lists contain most often, and the key nearest to
-  // the mean of all keys. 1..kMaxGraphEntries.
+  // Entries: keys that many of the last entry_samples lists contain, of different lists, and the
+  // key nearest to the mean of all keys. 1..kMaxGraphEntries.
   uint32_t entry_count = 32;
-  uint32_t entry_samples = 512;
+  uint32_t entry_samples = 512;  // at most kMostEntrySamples
   // Of a key that is in more lists, this number of the last ones count, which bounds the work.
   uint32_t lists_per_key = 1024;
 };

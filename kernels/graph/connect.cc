@@ -64,12 +64,12 @@ class KeyWalk {
     const GraphBuildArgs& args = task_.args;
     ConvertElements(args.dtype, task_.KeyRow(key), DType::kF32,
                     reinterpret_cast<std::byte*>(query_.data()), query_.size());
+    const GraphPart part{.graph = task_.View(), .rows = args.rows};
     const GraphSearchResult result =
-        SearchGraph(task_.exec, {.graph = task_.View(),
+        SearchGraph(task_.exec, {.parts = {&part, 1},
                                  .dtype = args.dtype,
                                  .key_dim = args.size.key_dim,
                                  .row_stride_bytes = args.row_stride_bytes,
-                                 .rows = args.rows,
                                  .query = query_,
                                  .beam_size = BeamOf(args.size),
                                  .nodes = nodes_,

@@ -57,7 +57,10 @@ struct GraphView {
   GraphShape shape;
   uint32_t entry_count = 0;  // at most kMaxGraphEntries
 
-  // Both read each word once. A node or degree may be out of range: readers compare it.
+  // All read each word once. A node, degree or count may be out of range: readers compare it.
+  uint32_t EntryCount() const {
+    return Load(&reinterpret_cast<const GraphHeader*>(bytes)->entry_count);
+  }
   uint32_t Entry(uint32_t index) const {
     return Load(reinterpret_cast<const GraphHeader*>(bytes)->entries + index);
   }

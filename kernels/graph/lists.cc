@@ -71,25 +71,72 @@ uint32_t MeasureKeys(const BuildTask& task, std::span<float> key_values, std::sp
   return nearest;
 }
 
-void ChooseEntries(const BuildTask& task, uint32_t nearest_to_mean, TopPicker& picker) {
-  const GraphBuildSize& size = task.args.size;
-  const uint32_t list_size = ListSize(size);
-  const std::span<uint32_t> counts = task.memory.queue;
-  std::fill(counts.begin(), counts.end(), 0);
-  const uint32_t samples = std::min(size.options.entry_samples, size.sample_count);
-  const size_t first = size_t{size.sample_count - samples} * list_size;
-  for (const uint32_t key : task.memory.lists.subspan(first)) ++counts[key];
-  for (uint32_t key = 0; key < task.key_count(); ++key) {
-    if (counts[key] > 0 && key != nearest_to_mean) {
-      picker.Add(static_cast<float>(counts[key]), key);
+uint32_t EntrySamples(const GraphBuildSize& size) {
+  return std::min(size.options.entry_samples, size.sample_count);
+}
+
+// Chooses entries one after the other: the key whose lists have the greatest weight, which each
+// entry that a list contains divides by 4.
+//
+// Entries by the number of lists alone are in the same lists, and a walk does not find what other
+// lists contain: recall@48 of SmolLM2 over 4 segments of 8192 tokens is 0.955 in place of 0.970 at
+// the same number of keys scored (64 entries, 2026-11-28).
+class EntryChooser {
+ public:
+  EntryChooser(const BuildTask& task, ScratchCutter* cutter)
+      : task_(task),
+        list_size_(ListSize(task.args.size)),
+        weights_(cutter->Take<uint32_t>(EntrySamples(task.args.size))),
+        sums_(task.memory.queue) {
+    std::fill(weights_.begin(), weights_.end(), kWhole);
+  }
+
+  static size_t ScratchBytes(const GraphBuildSize& size) {
+    return ScratchAligned(EntrySamples(size) * sizeof(uint32_t));
+  }
+
+  // Makes `last` the last entry.
+  void Run(uint32_t last) {
+    auto* const header = reinterpret_cast<GraphHeader*>(task_.args.graph.data());
+    while (header->entry_count + 1 < task_.args.size.options.entry_count) {
+      SumWeights();
+      sums_[last] = 0;
+      for (uint32_t i = 0; i < header->entry_count; ++i) sums_[header->entries[i]] = 0;
+      const auto best = std::max_element(sums_.begin(), sums_.end());
+      if (*best == 0) break;
+      const auto key = static_cast<uint32_t>(best - sums_.begin());
+      header->entries[header->entry_count++] = key;
+      for (size_t i = 0; i < weights_.size(); ++i) {
+        const std::span<const uint32_t> list = List(i);
+        if (std::find(list.begin(), list.end(), key) != list.end()) weights_[i] /= kDivisor;
+      }
+    }
+    header->entries[header->entry_count++] = last;
+  }
+
+ private:
+  static constexpr uint32_t kWhole = 1u << 16u;  // sums stay below 2^32 up to kMostEntrySamples
+  static constexpr uint32_t kDivisor = 4;
+
+  // Returns the i-th of the lists that count, which are the last ones.
+  std::span<const uint32_t> List(size_t i) const {
+    const size_t sample = task_.args.size.sample_count - weights_.size() + i;
+    return task_.memory.lists.subspan(sample * list_size_, list_size_);
+  }
+
+  void SumWeights() {
+    std::fill(sums_.begin(), sums_.end(), 0);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      if (weights_[i] == 0) continue;
+      for (const uint32_t key : List(i)) sums_[key] += weights_[i];
     }
   }
-  auto* header = reinterpret_cast<GraphHeader*>(task.args.graph.data());
-  for (const uint64_t key : picker.Finish()) {
-    header->entries[header->entry_count++] = RankId(key);
-  }
-  header->entries[header->entry_count++] = nearest_to_mean;
-}
+
+  const BuildTask& task_;
+  const uint32_t list_size_;
+  const std::span<uint32_t> weights_;  // of the lists
+  const std::span<uint32_t> sums_;     // [key_count]
+};
 
 }  // namespace
 
@@ -134,16 +181,14 @@ void InvertLists(const BuildTask& task) {
   ScratchCutter cutter(task.scratch);
   const std::span<float> key_values = cutter.Take<float>(size.key_dim);
   const std::span<double> mean = cutter.Take<double>(size.key_dim);
-  const uint32_t popular = size.options.entry_count - 1;
-  TopPicker picker(popular, cutter.Take<uint64_t>(TopPicker::MemoryCount(popular)));
+  EntryChooser chooser(task, &cutter);
   SortListsByKey(task);
-  ChooseEntries(task, MeasureKeys(task, key_values, mean), picker);
+  chooser.Run(MeasureKeys(task, key_values, mean));
 }
 
 size_t InvertListsBytes(const GraphBuildSize& size) {
   return ScratchAligned(size.key_dim * sizeof(float)) +
-         ScratchAligned(size.key_dim * sizeof(double)) +
-         ScratchAligned(TopPicker::MemoryCount(kMaxGraphEntries) * sizeof(uint64_t));
+         ScratchAligned(size.key_dim * sizeof(double)) + EntryChooser::ScratchBytes(size);
 }
 
 }  // namespace pqcached::kernels::internal

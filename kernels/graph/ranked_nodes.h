@@ -4,23 +4,24 @@
 #ifndef PQCACHED_KERNELS_GRAPH_RANKED_NODES_H_
 #define PQCACHED_KERNELS_GRAPH_RANKED_NODES_H_
 
-#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <span>
+
+#include "kernels/graph/top_picker.h"
 
 namespace pqcached::kernels {
 
 struct RankedNode {
-  float score = 0.0f;  // not NaN
-  uint32_t node = 0;
+  uint64_t key = 0;        // RankKey of score and node: larger is better
+  uint32_t part = 0;       // the graph that has the node
   uint32_t next_edge = 0;  // the first neighbour that was not looked at; kAllEdges: none is left
+
+  uint32_t node() const { return RankId(key); }
+  float score() const { return RankValue(key); }
 };
 
 inline constexpr uint32_t kAllEdges = ~uint32_t{0};
-
-inline bool RanksBefore(const RankedNode& a, const RankedNode& b) {
-  return a.score > b.score || (a.score == b.score && a.node < b.node);
-}
 
 class RankedNodes {
  public:
@@ -29,15 +30,15 @@ class RankedNodes {
   // Inserts an entry unless `memory` is full of better ones. Returns its rank, or the capacity.
   uint32_t Insert(const RankedNode& entry) {
     const auto capacity = static_cast<uint32_t>(memory_.size());
-    if (size_ == capacity && (capacity == 0 || !RanksBefore(entry, memory_[size_ - 1]))) {
+    if (size_ == capacity && (capacity == 0 || entry.key <= memory_[size_ - 1].key)) {
       return capacity;
     }
-    RankedNode* const begin = memory_.data();
-    RankedNode* const place = std::upper_bound(begin, begin + size_, entry, RanksBefore);
+    const uint32_t rank = RankOf(entry.key);
     if (size_ < capacity) ++size_;
-    std::move_backward(place, begin + size_ - 1, begin + size_);
+    RankedNode* const place = memory_.data() + rank;
+    std::memmove(place + 1, place, (size_ - 1 - rank) * sizeof(RankedNode));
     *place = entry;
-    return static_cast<uint32_t>(place - begin);
+    return rank;
   }
 
   uint32_t size() const { return size_; }
@@ -45,6 +46,19 @@ class RankedNodes {
   const RankedNode& operator[](uint32_t rank) const { return memory_[rank]; }
 
  private:
+  // Returns the number of entries with larger keys. A search whose branches depend on keys takes
+  // longer, because they cannot be predicted.
+  uint32_t RankOf(uint64_t key) const {
+    const RankedNode* first = memory_.data();
+    uint32_t left = size_;
+    while (left > 0) {
+      const uint32_t half = left - left / 2;
+      first += first[half - 1].key > key ? half : 0;
+      left -= half;
+    }
+    return static_cast<uint32_t>(first - memory_.data());
+  }
+
   std::span<RankedNode> memory_;
   uint32_t size_ = 0;
 };

@@ -12,7 +12,9 @@ kernels::GraphBuildSize SizeOf(const CloseArgs& args) {
   return {.key_count = args.slot_end - args.data->counted_begin,
           .sample_count = GraphSamplesOf(*args.codebook, args.kv_head).count,
           .key_dim = args.shape.key_dim,
-          .options = {.list_size = parameters.list_size, .degree = parameters.degree}};
+          .options = {.list_size = parameters.list_size,
+                      .degree = parameters.degree,
+                      .entry_count = kernels::kMaxGraphEntries}};
 }
 
 // Returns the samples of a kv head of a codebook that is written.

@@ -16,19 +16,23 @@ constexpr uint32_t kDefaultDegree = 15;  // rows of a graph are whole cache line
 constexpr uint32_t kDefaultListSize = 100;
 constexpr uint32_t kDefaultSampleCount = 512;
 
-// A walk looks for this many times a piece's share of the tokens wanted, and some more, because
-// the best tokens are not spread evenly over segments.
-constexpr uint32_t kShareFactor = 2;
-constexpr uint32_t kShareMore = 32;
-// A walk scores several keys for each that it finds: a piece of fewer tokens for each token wanted
-// is scored as a whole. So is a smaller part of a graph, because a walk goes through all nodes.
-constexpr uint32_t kTokensPerWanted = 8;
+// A walk scores many keys for each that it finds: of fewer tokens for each token wanted, all are
+// scored. So is a smaller part of a graph, because a walk goes through all nodes.
+constexpr uint32_t kTokensPerWanted = 32;
 constexpr uint32_t kLeastPart = 2;
 constexpr uint32_t kMostWanted = 4096;
-// The beam of a walk over the tokens that it looks for.
-constexpr uint32_t kMoreBeam = 32;
 
-constexpr uint32_t BeamOf(uint32_t wanted) { return wanted + wanted / 2 + kMoreBeam; }
+// Returns the beam of a walk over all segments. Of SmolLM2's keys in 4 segments of 8192 tokens it
+// finds 0.995 of the best 48 and 128 (tests/quality/graph/graph_select.cc, 2026-11-28); with two
+// thirds of the beam, 0.990.
+constexpr uint32_t BeamOf(uint32_t wanted) { return 3 * wanted + 128; }
+
+// Returns the number of keys that a walk returns: for several queries all of its beam, because
+// their best tokens together need not be among the best ones of each.
+constexpr uint32_t FoundOf(uint32_t wanted, uint32_t queries) {
+  return queries == 1 ? wanted : BeamOf(wanted);
+}
+constexpr uint32_t kMostFound = FoundOf(kMostWanted, 2);
 
 // Set of columns: candidates, counted over the pieces of a plan.
 class ColumnSet {
@@ -71,11 +75,21 @@ class ColumnSet {
   std::span<uint64_t> words_;
 };
 
+// A piece whose graphs are walked.
+struct WalkedPiece {
+  const IndexDataHeader* header = nullptr;
+  int64_t first_column = 0;  // of node 0, which may lie before the piece
+  uint32_t first_node = 0;   // number of node 0 in a search
+};
+
 // The work area of a selection.
 struct Work {
-  static size_t GraphBytes(const LayerShape& shape) {
-    return kernels::GraphSearchScratchBytes(kMaxSegmentTokens, shape.key_dim, BeamOf(kMostWanted),
-                                            kMostWanted);
+  static size_t WalkBytes(const LayerShape& shape, uint32_t token_count, size_t piece_count) {
+    // A graph that is walked has at most kLeastPart nodes for each candidate, and one more.
+    const uint64_t most = uint64_t{token_count} * kLeastPart + piece_count;
+    return kernels::GraphSearchScratchBytes(
+        static_cast<uint32_t>(std::min<uint64_t>(most, kernels::kMaxGraphNodes)), shape.key_dim,
+        BeamOf(kMostWanted), kMostFound, piece_count);
   }
   // Cuts the parts from `base`; null only counts the bytes.
   Work(const LayerShape& shape, uint32_t token_count, size_t piece_count, std::byte* base) {
@@ -89,12 +103,15 @@ struct Work {
     positions = {reinterpret_cast<uint32_t*>(take(tokens * sizeof(uint32_t))), tokens};
     logits = {reinterpret_cast<float*>(take(group * tokens * sizeof(float))), group * tokens};
     spans = take(piece_count * sizeof(kernels::RowSpan));
-    nodes = {reinterpret_cast<uint32_t*>(take(kMostWanted * sizeof(uint32_t))), kMostWanted};
-    scores = {reinterpret_cast<float*>(take(kMostWanted * sizeof(float))), kMostWanted};
+    parts = take(piece_count * sizeof(kernels::GraphPart));
+    walked = take(piece_count * sizeof(WalkedPiece));
+    nodes = {reinterpret_cast<uint32_t*>(take(kMostFound * sizeof(uint32_t))), kMostFound};
+    scores = {reinterpret_cast<float*>(take(kMostFound * sizeof(float))), kMostFound};
     // One after the other.
-    const size_t bytes = std::max(
-        {GraphBytes(shape), kernels::ExactScoreScratchBytes(shape.group_size(), shape.key_dim),
-         kernels::ScoreSelectScratchBytes(shape.group_size(), token_count)});
+    const size_t bytes =
+        std::max({WalkBytes(shape, token_count, piece_count),
+                  kernels::ExactScoreScratchBytes(shape.group_size(), shape.key_dim),
+                  kernels::ScoreSelectScratchBytes(shape.group_size(), token_count)});
     shared = {take(bytes), bytes};
   }
 
@@ -102,6 +119,8 @@ struct Work {
   std::span<uint32_t> positions;  // of the candidates that are scored
   std::span<float> logits;        // their logits, [G, candidates]
   std::byte* spans = nullptr;
+  std::byte* parts = nullptr;  // graphs that are walked
+  std::byte* walked = nullptr;
   std::span<uint32_t> nodes;  // of one walk
   std::span<float> scores;
   std::span<std::byte> shared;
@@ -114,34 +133,46 @@ class Collector {
   Collector(const HeadSearch& search, uint32_t wanted, const Work& work, ColumnSet& columns)
       : search_(search), wanted_(wanted), work_(work), columns_(columns) {}
 
-  // Adds the candidates of the next piece.
-  void Add(const SearchPiece& piece) {
-    const uint32_t first_column = column_;
-    column_ += piece.token_count();
+  void Run() {
+    uint32_t column = 0;
+    for (const SearchPiece& piece : search_.plan.pieces) {
+      Add(piece, column);
+      column += piece.token_count();
+    }
+    for (uint32_t row = 0; row < search_.shape.group_size(); ++row) Walk(row);
+  }
+
+ private:
+  // Makes a piece a part of the walks, or adds all of its columns.
+  void Add(const SearchPiece& piece, uint32_t first_column) {
+    const uint32_t end_column = first_column + piece.token_count();
     const IndexDataHeader& header = *piece.segment->index_data;
     const PositionRange closed{
         header.counted_begin,
         std::min(header.counted_end.load(std::memory_order_acquire), header.slot_capacity)};
     const uint32_t begin = std::max(piece.slot_begin, closed.begin);
     const uint32_t end = std::min(piece.slot_end, closed.end);
-    const uint32_t wanted = WantedOf(piece);
-    if (begin >= end || end - begin < kTokensPerWanted * wanted || wanted > kMostWanted ||
-        end - begin < (closed.end - closed.begin) / kLeastPart) {
-      columns_.AddRange(first_column, column_);
+    if (begin >= end || end - begin < (closed.end - closed.begin) / kLeastPart ||
+        search_.plan.token_count < kTokensPerWanted * wanted_ || wanted_ > kMostWanted ||
+        closed.end - closed.begin > kernels::kMaxGraphNodes - node_count_) {
+      columns_.AddRange(first_column, end_column);
       return;
     }
     columns_.AddRange(first_column, first_column + begin - piece.slot_begin);
-    columns_.AddRange(first_column + end - piece.slot_begin, column_);
-    for (uint32_t row = 0; row < search_.shape.group_size(); ++row) {
-      Walk(piece, row, {begin, end}, closed, wanted, first_column);
-    }
-  }
-
- private:
-  uint32_t WantedOf(const SearchPiece& piece) const {
-    const uint64_t share =
-        uint64_t{wanted_} * piece.token_count() / std::max(1u, search_.plan.token_count);
-    return static_cast<uint32_t>(kShareFactor * share + kShareMore);
+    columns_.AddRange(first_column + end - piece.slot_begin, end_column);
+    new (Walked() + part_count_)
+        WalkedPiece{.header = &header,
+                    .first_column = int64_t{first_column} + closed.begin - piece.slot_begin,
+                    .first_node = node_count_};
+    new (Parts() + part_count_) kernels::GraphPart{
+        .graph = {.shape = {.node_count = closed.end - closed.begin,
+                            .max_degree = 2 * GraphParametersOf(search_.index).degree}},
+        .rows =
+            piece.segment->rows[search_.kv_head] + size_t{closed.begin} * search_.shape.row_bytes,
+        .begin = begin - closed.begin,
+        .end = end - closed.begin};
+    ++part_count_;
+    node_count_ += closed.end - closed.begin;
   }
 
   // Returns the graph of a row of queries, counted within the stored kv head: rows are those of
@@ -153,43 +184,57 @@ class Collector {
     return search_.sharing_head * own + row % own;
   }
 
-  // Adds the nodes that a walk over the graph of the closed slots finds in `slots`.
-  void Walk(const SearchPiece& piece, uint32_t row, PositionRange slots, PositionRange closed,
-            uint32_t wanted, uint32_t first_column) {
+  // Adds the columns that a walk for one query finds.
+  void Walk(uint32_t row) {
+    if (part_count_ == 0) return;
+    // The first lines of all graphs are read together, because none of them is in a cache.
+    for (uint32_t i = 0; i < part_count_; ++i) {
+      const IndexDataHeader& header = *Walked()[i].header;
+      kernels::GraphView& graph = Parts()[i].graph;
+      graph.bytes = GraphBegin(header, search_.kv_head, GraphOf(header, row));
+      for (size_t at = 0; at < sizeof(kernels::GraphHeader); at += kernels::kGraphAlignment) {
+        __builtin_prefetch(graph.bytes + at);
+      }
+    }
+    for (uint32_t i = 0; i < part_count_; ++i) {
+      kernels::GraphView& graph = Parts()[i].graph;
+      graph.entry_count = std::min(graph.EntryCount(), kernels::kMaxGraphEntries);
+    }
     const LayerShape& shape = search_.shape;
-    const IndexDataHeader& header = *piece.segment->index_data;
-    const uint32_t first_slot = closed.begin;  // of node 0
-    const std::byte* const graph = GraphBegin(header, search_.kv_head, GraphOf(header, row));
-    const uint32_t entries = __atomic_load_n(
-        &reinterpret_cast<const kernels::GraphHeader*>(graph)->entry_count, __ATOMIC_RELAXED);
+    const uint32_t found = FoundOf(wanted_, shape.group_size());
     const kernels::GraphSearchResult result = kernels::SearchGraph(
-        search_.exec,
-        {.graph = {.bytes = graph,
-                   .shape = {.node_count = closed.end - first_slot,
-                             .max_degree = 2 * GraphParametersOf(search_.index).degree},
-                   .entry_count = std::min(entries, kernels::kMaxGraphEntries)},
-         .dtype = shape.dtype,
-         .key_dim = shape.key_dim,
-         .row_stride_bytes = shape.row_bytes,
-         .rows = piece.segment->rows[search_.kv_head] + size_t{first_slot} * shape.row_bytes,
-         .scale = shape.scale,
-         .query = search_.queries.subspan(size_t{row} * shape.key_dim, shape.key_dim),
-         .begin = slots.begin - first_slot,
-         .end = slots.end - first_slot,
-         .beam_size = BeamOf(wanted),
-         .nodes = work_.nodes.first(wanted),
-         .scores = work_.scores.first(wanted),
-         .scratch = work_.shared});
-    for (uint32_t i = 0; i < result.found_count; ++i) {
-      columns_.Add(first_column + first_slot + work_.nodes[i] - piece.slot_begin);
+        search_.exec, {.parts = {Parts(), part_count_},
+                       .dtype = shape.dtype,
+                       .key_dim = shape.key_dim,
+                       .row_stride_bytes = shape.row_bytes,
+                       .scale = shape.scale,
+                       .query = search_.queries.subspan(size_t{row} * shape.key_dim, shape.key_dim),
+                       .beam_size = BeamOf(wanted_),
+                       .nodes = work_.nodes.first(found),
+                       .scores = work_.scores.first(found),
+                       .scratch = work_.shared});
+    for (const uint32_t node : work_.nodes.first(result.found_count)) {
+      const WalkedPiece& piece = PieceOf(node);
+      columns_.Add(static_cast<uint32_t>(piece.first_column + node - piece.first_node));
     }
   }
+
+  const WalkedPiece& PieceOf(uint32_t node) const {
+    const WalkedPiece* const after = std::upper_bound(
+        Walked(), Walked() + part_count_, node,
+        [](uint32_t of, const WalkedPiece& piece) { return of < piece.first_node; });
+    return after[-1];
+  }
+
+  kernels::GraphPart* Parts() const { return reinterpret_cast<kernels::GraphPart*>(work_.parts); }
+  WalkedPiece* Walked() const { return reinterpret_cast<WalkedPiece*>(work_.walked); }
 
   const HeadSearch& search_;
   const uint32_t wanted_;
   const Work& work_;
   ColumnSet& columns_;
-  uint32_t column_ = 0;  // of the next piece
+  uint32_t part_count_ = 0;
+  uint32_t node_count_ = 0;
 };
 
 // Writes the positions of a set of columns of a plan; returns how many there are.
@@ -294,7 +339,7 @@ void GraphIndex::Select(const HeadSearch& search, GroupRule rule,
   const Work work(shape, plan.token_count, plan.pieces.size(), search.work.data());
   ColumnSet columns(plan.token_count, work.columns);
   Collector collector(search, wanted, work, columns);
-  for (const SearchPiece& piece : plan.pieces) collector.Add(piece);
+  collector.Run();
   columns.Fill(plan.token_count, wanted);
   const uint32_t count = WritePositions(plan, columns, work.positions);
   const size_t group = shape.group_size();

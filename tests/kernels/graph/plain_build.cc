@@ -76,16 +76,26 @@ class PlainBuild {
 
   void ChooseEntries() {
     const uint32_t middle = Middle();
-    std::map<uint32_t, uint32_t> counts;
     const size_t samples = std::min<size_t>(options_.entry_samples, lists_.size());
-    for (size_t i = lists_.size() - samples; i < lists_.size(); ++i) {
-      for (uint32_t key : lists_[i]) ++counts[key];
+    const std::vector<Nodes> lists(lists_.end() - static_cast<ptrdiff_t>(samples), lists_.end());
+    while (graph_.entries.size() + 1 < options_.entry_count) {
+      // Lists of many entries weigh less.
+      std::map<uint32_t, uint32_t> weights;
+      for (const Nodes& list : lists) {
+        uint32_t weight = 1u << 16u;
+        for (uint32_t entry : graph_.entries) weight /= Contains(list, entry) ? 4 : 1;
+        for (uint32_t key : list) weights[key] += weight;
+      }
+      uint32_t best = middle;
+      uint32_t most = 0;
+      for (const auto& [key, weight] : weights) {
+        if (weight <= most || key == middle || Contains(graph_.entries, key)) continue;
+        best = key;
+        most = weight;
+      }
+      if (most == 0) break;
+      graph_.entries.push_back(best);
     }
-    for (const auto& [key, count] : counts) {
-      if (key != middle) graph_.entries.push_back(key);
-    }
-    SortBest(&graph_.entries, [&](uint32_t key) { return counts[key]; });
-    graph_.entries.resize(std::min<size_t>(graph_.entries.size(), options_.entry_count - 1));
     graph_.entries.push_back(middle);
   }
 

@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/graph/graph_case.h"
@@ -42,15 +45,27 @@ class Searcher {
   const GraphShape& shape() const { return shape_; }
   uint32_t* Row(uint32_t node) const { return const_cast<uint32_t*>(view.Row(node)); }
 
-  Outcome Search(GraphSearchArgs args, uint32_t k, const Exec& exec = {}) const {
+  GraphPart Part() const { return {.graph = view, .rows = keys_.rows()}; }
+
+  // Searches the nodes in `range`, [begin, end).
+  Outcome Search(GraphSearchArgs args, uint32_t k, const Exec& exec = {},
+                 std::pair<uint32_t, uint32_t> range = {0, kMaxGraphNodes}) const {
+    GraphPart part = Part();
+    std::tie(part.begin, part.end) = range;
+    args.parts = {&part, 1};
+    return SearchParts(args, k, exec);
+  }
+
+  // Searches args.parts, whose keys are like those of this one.
+  Outcome SearchParts(GraphSearchArgs args, uint32_t k, const Exec& exec = {}) const {
+    uint32_t node_count = 0;
+    for (const GraphPart& part : args.parts) node_count += part.graph.shape.node_count;
     Outcome outcome{.nodes = std::vector<uint32_t>(k), .scores = std::vector<float>(k)};
-    const GraphMemory scratch(
-        GraphSearchScratchBytes(shape_.node_count, keys_.size().dim, args.beam_size, k));
-    args.graph = view;
+    const GraphMemory scratch(GraphSearchScratchBytes(node_count, keys_.size().dim, args.beam_size,
+                                                      k, args.parts.size()));
     args.dtype = keys_.size().dtype;
     args.key_dim = keys_.size().dim;
     args.row_stride_bytes = keys_.row_stride_bytes();
-    args.rows = keys_.rows();
     args.nodes = outcome.nodes;
     args.scores = outcome.scores;
     args.scratch = scratch.span();
@@ -108,10 +123,72 @@ TEST(GraphSearchTest, ReturnsOnlyTheRangeAndGoesThroughTheRest) {
   for (const auto& [begin, end] : std::vector<std::pair<uint32_t, uint32_t>>{
            {0, 300}, {0, 299}, {1, 300}, {20, 250}, {299, 300}, {7, 7}, {20, kMaxGraphNodes}}) {
     const Outcome expected = Exact(data, query, begin, end, 25);
-    EXPECT_EQ(searcher.Search({.query = query, .begin = begin, .end = end, .beam_size = 300}, 25),
-              expected)
+    EXPECT_EQ(searcher.Search({.query = query, .beam_size = 300}, 25, {}, {begin, end}), expected)
         << begin << " to " << end;
   }
+}
+
+// The graphs of several segments; the second one has no nodes.
+TEST(GraphSearchTest, GraphsAreSearchedAsOne) {
+  std::vector<std::unique_ptr<GraphCase>> cases;
+  std::vector<std::unique_ptr<Searcher>> searchers;
+  std::vector<GraphPart> parts;
+  for (const uint32_t keys : {130u, 0u, 300u, 65u}) {
+    cases.push_back(std::make_unique<GraphCase>(
+        GraphCase::Size{.keys = keys, .samples = 30, .seed = 1 + keys}));
+    searchers.push_back(std::make_unique<Searcher>(*cases.back()));
+    parts.push_back(searchers.back()->Part());
+  }
+  parts[0].begin = 100;
+  parts[2].end = 200;
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    const std::vector<float> query = cases[0]->Query(seed);
+    std::vector<std::pair<float, uint32_t>> best;  // less the score, and the node
+    uint32_t first = 0;
+    for (size_t part = 0; part < parts.size(); ++part) {
+      const uint32_t end = std::min(parts[part].end, cases[part]->size().keys);
+      for (uint32_t key = parts[part].begin; key < end; ++key) {
+        best.emplace_back(-cases[part]->Score(query, key), first + key);
+      }
+      first += cases[part]->size().keys;
+    }
+    std::sort(best.begin(), best.end());
+    const Outcome found =
+        searchers[0]->SearchParts({.parts = parts, .query = query, .beam_size = 495}, 40);
+    EXPECT_EQ(found.scanned, 495u);
+    ASSERT_EQ(found.nodes.size(), 40u);
+    for (size_t i = 0; i < 40; ++i) {
+      EXPECT_EQ(found.nodes[i], best[i].second);
+      EXPECT_EQ(found.scores[i], -best[i].first);
+    }
+    // A seed in each graph, and one behind the last node.
+    const std::vector<uint32_t> seeds = {129, 130, 429, 430, 494, 495};
+    EXPECT_EQ(
+        searchers[0]
+            ->SearchParts(
+                {.parts = parts, .query = query, .beam_size = 495, .scan_limit = 5, .seeds = seeds},
+                5)
+            .scanned,
+        5u);
+  }
+}
+
+// A graph whose keys are all worse than those of another costs its entries alone.
+TEST(GraphSearchTest, AGraphWithoutGoodKeysIsLeft) {
+  const GraphCase good({.keys = 1000, .samples = 60});
+  GraphCase bad({.keys = 1000, .samples = 60});
+  const Searcher searcher(good), worse(bad);
+  const std::vector<float> query = good.Query(3);
+  for (uint32_t key = 0; key < 1000; ++key) {
+    for (uint32_t i = 0; i < bad.size().dim; ++i) {
+      StoreElement(DType::kF32, const_cast<std::byte*>(bad.rows()),
+                   key * bad.row_stride_bytes() / sizeof(float) + i, query[i] > 0 ? -9e3f : 9e3f);
+    }
+  }
+  const uint32_t alone = searcher.Search({.query = query, .beam_size = 20}, 10).scanned;
+  const GraphPart parts[] = {searcher.Part(), worse.Part()};
+  const Outcome both = searcher.SearchParts({.parts = parts, .query = query, .beam_size = 20}, 10);
+  EXPECT_LE(both.scanned, alone + kOptions.entry_count);
 }
 
 TEST(GraphSearchTest, AllInstructionSetsWalkAlike) {

@@ -198,12 +198,12 @@ class Graph {
     const Aligned scratch(GraphSearchScratchBytes(head_.count(), head_.dim, beam, k));
     std::vector<uint32_t> nodes(k);
     std::vector<float> scores(k);
+    const GraphPart part{.graph = view_, .rows = args_.rows};
     const GraphSearchResult result =
-        SearchGraph({}, {.graph = view_,
+        SearchGraph({}, {.parts = {&part, 1},
                          .dtype = DType::kF32,
                          .key_dim = head_.dim,
                          .row_stride_bytes = args_.row_stride_bytes,
-                         .rows = args_.rows,
                          .query = head_.Query(token),
                          .beam_size = beam,
                          .scan_limit = limit,

@@ -46,17 +46,16 @@ class RankedNodes {
   const RankedNode& operator[](uint32_t rank) const { return memory_[rank]; }
 
  private:
-  // Returns the number of entries with larger keys. A search whose branches depend on keys takes
-  // longer, because they cannot be predicted.
+  // Returns the number of entries with larger keys. It has no branch that depends on keys, because
+  // such branches cannot be predicted.
   uint32_t RankOf(uint64_t key) const {
-    const RankedNode* first = memory_.data();
-    uint32_t left = size_;
-    while (left > 0) {
+    uint32_t rank = 0;
+    for (uint32_t left = size_; left > 0;) {
       const uint32_t half = left - left / 2;
-      first += first[half - 1].key > key ? half : 0;
+      rank += half * static_cast<uint32_t>(memory_[rank + half - 1].key > key);
       left -= half;
     }
-    return static_cast<uint32_t>(first - memory_.data());
+    return rank;
   }
 
   std::span<RankedNode> memory_;

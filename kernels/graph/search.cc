@@ -110,6 +110,7 @@ class Walk {
     const uint32_t begin = std::min(entry.next_edge, degree);
     const uint32_t end = std::min(begin + kStepEdges, degree);
     entry.next_edge = end == degree ? kAllEdges : end;
+    if (end < degree) __builtin_prefetch(graph.Row(node) + end + kStepEdges);
     // `entry` moves when keys are added.
     for (uint32_t i = begin; i < end; ++i) Add(part, graph.Neighbour(node, i));
   }
@@ -165,8 +166,8 @@ class Walk {
     } else if (node >= part.begin && node < part.end) {
       improved_ |= results_.Insert(entry) < args_.nodes.size();
     }
-    // The neighbours of a good key are needed soon.
-    if (rank < kStepRanks) __builtin_prefetch(part.graph.Row(node));
+    // Nearly all keys of the beam are looked at.
+    if (rank < beam_.size()) __builtin_prefetch(part.graph.Row(node));
   }
 
   GraphSearchResult Write() const {

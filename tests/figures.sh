@@ -95,6 +95,8 @@ for area in "${areas[@]}"; do
     echo "== systems: the trained models with their values in the sidecar" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/kcache_rows.py build/bench --json "$rows/systems-kcache.json" \
       --grid build/bench/kcache_grid.json >&2
+    echo "== systems: the trained models with tokens that graphs select" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/ra_rows.py build/bench --json "$rows/systems-ra.json" >&2
     echo "== systems: graphs beside exact search, IVF and HNSW" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/graph/graph_rows.py build/bench --json "$rows/systems-graph.json" >&2
     echo "== systems: what a tail estimate gains" >&2

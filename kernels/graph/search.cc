@@ -11,9 +11,9 @@
 namespace pqcached::kernels {
 namespace {
 
-// Neighbours of a key that are looked at in one step. They are ordered by usefulness, so the first ones of
-// the next keys are more useful than the last ones of this key: with all neighbours in one step,
-// SmolLM2's recall@100 at 2 % of its keys is 0.52 instead of 0.54 (8192 tokens, 2026-11-28).
+// Neighbours of a key that are looked at in one step. They are ordered by usefulness, so the first
+// ones of the next keys are more useful than the last ones of this key: with all neighbours in one
+// step, SmolLM2's recall@100 at 2 % of its keys is 0.52 instead of 0.54 (8192 tokens, 2026-11-28).
 constexpr uint32_t kStepEdges = 8;
 // A key whose neighbours were looked at once competes as if it ranked this much lower.
 constexpr uint32_t kStepRanks = 8;

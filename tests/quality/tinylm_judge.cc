@@ -7,7 +7,8 @@
 //                [--contexts N] [--questions N]                     (per file, per context; 0 = all)
 //
 // A method is KIND[@BUDGET]. KIND: full, oracle (exact top-k in this process), flat and pqMxB (the
-// sidecar's indexes), window (the latest tokens), random. BUDGET: of all tokens attended, sink and
+// sidecar's indexes), graph and heads (the sidecar's graphs and exact scores, with tokens of its own
+// for each query head), window (the latest tokens), random. BUDGET: of all tokens attended, sink and
 // window included, a ratio (1/10) or a count (256). KIND kcacheNxL has no budget: the N best tokens
 // of each query head by the engine's own keys, with the values of the first L layers in the engine;
 // kcacheNxLr renormalises their weights.
@@ -83,8 +84,11 @@ Method ParseMethod(const std::string& name) {
   uint32_t subspaces = 0, bits = 0;
   if (std::sscanf(method.kind.c_str(), "pq%ux%u", &subspaces, &bits) == 2) {
     method.index = tinylm::PqIndex(subspaces, bits);
-  } else if (method.kind != "full" && method.kind != "flat" && method.kind != "oracle" &&
-             method.kind != "window" && method.kind != "random" && method.kind != "kcache") {
+  } else if (method.kind == "graph") {
+    method.index = tinylm::GraphIndex();
+  } else if (method.kind != "full" && method.kind != "flat" && method.kind != "heads" &&
+             method.kind != "oracle" && method.kind != "window" && method.kind != "random" &&
+             method.kind != "kcache") {
     throw std::runtime_error("unknown method " + name);
   }
   if ((method.kind == "full" || method.kind == "kcache") == (at != std::string::npos)) {
@@ -111,7 +115,7 @@ class Judge {
         sidecar_(model_,
                  {.endpoint = options.endpoint,
                   .cache_name = "judge",
-                  .indexes = PqIndexes(methods_),
+                  .indexes = BuiltIndexes(methods_),
                   .engine_tokens = kEnds},
                  workers_) {
     for (const Method& method : methods_) {
@@ -153,10 +157,10 @@ class Judge {
     return methods;
   }
 
-  static std::vector<pqc_index> PqIndexes(const std::vector<Method>& methods) {
+  static std::vector<pqc_index> BuiltIndexes(const std::vector<Method>& methods) {
     std::map<std::string, pqc_index> by_kind;
     for (const Method& method : methods) {
-      if (method.index.kind == PQC_INDEX_PQ) by_kind[method.kind] = method.index;
+      if (method.index.kind != PQC_INDEX_FLAT) by_kind[method.kind] = method.index;
     }
     std::vector<pqc_index> indexes;
     for (const auto& [kind, index] : by_kind) indexes.push_back(index);
@@ -188,7 +192,9 @@ class Judge {
       kcache.SetSelection(method.top_count, method.renormalises);
       return kcache;
     }
-    if (method.kind == "flat" || method.index.kind == PQC_INDEX_PQ) {
+    const bool has_heads = method.kind == "graph" || method.kind == "heads";
+    if (method.kind == "flat" || has_heads || method.index.kind == PQC_INDEX_PQ) {
+      sidecar_.SetGroupRule(has_heads ? PQC_PER_QUERY_HEAD : PQC_SUM_SOFTMAX);
       if (method.budget.count > 0) {
         sidecar_.SetTokenBudget(method.index, method.budget.count);
       } else {

@@ -21,13 +21,14 @@
 namespace tinylm {
 
 // K and V of consecutive tokens of one layer: k, v [token_count, kv_heads, head_dim], keys after
-// norm and rope.
+// norm and rope; and queries as in DecodeArgs, q [token_count, query_heads, head_dim], or null.
 struct KvChunk {
   uint32_t layer = 0;
   uint32_t first_position = 0;
   uint32_t token_count = 0;
   const float* k = nullptr;
   const float* v = nullptr;
+  const float* q = nullptr;
 };
 
 // One token of one layer. The query is scaled already: q . k is the logit.

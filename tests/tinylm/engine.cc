@@ -103,7 +103,8 @@ std::vector<float> Engine::Prefill(std::span<const uint32_t> tokens,
     full[layer].Append(act.k.data(), act.v.data(), act.token_count);
     AttendCausal(full[layer], 0, act);
     for (Attention* attention : attentions) {
-      attention->Prefill({layer, act.first_position, act.token_count, act.k.data(), act.v.data()});
+      attention->Prefill(
+          {layer, act.first_position, act.token_count, act.k.data(), act.v.data(), act.q.data()});
     }
   };
   std::vector<float> logits;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <utility>
 
 #include "tests/tinylm/client_calls.h"
@@ -137,6 +138,31 @@ void PqcachedAttention::Prefill(const KvChunk& chunk) {
   const pqc_tensor keys = Borrow(chunk.k, shape), values = Borrow(chunk.v, shape);
   Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, &keys, &values), "pqc_ingest");
   sink_and_window_.Prefill(chunk);
+  const auto needs_samples = [](const pqc_index& index) { return index.kind == GraphIndex().kind; };
+  if (std::any_of(options_.indexes.begin(), options_.indexes.end(), needs_samples)) {
+    AddSamples(chunk);
+  }
+}
+
+// Adds the queries of every kSampleGap-th token; the sidecar keeps as many as it has room for.
+void PqcachedAttention::AddSamples(const KvChunk& chunk) {
+  constexpr uint32_t kSampleGap = 4;
+  if (chunk.q == nullptr) throw std::runtime_error("graphs need the queries of the prefill");
+  const size_t query_floats = size_t{config_.query_heads} * config_.head_dim;
+  std::vector<uint64_t> positions;
+  std::vector<float> queries;
+  for (uint32_t i = 0; i < chunk.token_count; i += kSampleGap) {
+    positions.push_back(chunk.first_position + i);
+    const float* const query = chunk.q + i * query_floats;
+    queries.insert(queries.end(), query, query + query_floats);
+  }
+  const uint64_t shape[3] = {positions.size(), config_.query_heads, config_.head_dim};
+  auto samples = Sized<pqc_query_samples>();
+  samples.layer = chunk.layer;
+  samples.positions = positions.data();
+  samples.position_count = positions.size();
+  samples.queries = Borrow(queries.data(), shape);
+  Check(pqc_add_query_samples(sequence_, &samples, 1), "pqc_add_query_samples");
 }
 
 void PqcachedAttention::EndPrefill() {
@@ -204,6 +230,12 @@ pqc_index PqIndex(uint32_t subspaces, uint32_t bits) {
   index.kind = PQC_INDEX_PQ;
   index.subspaces = subspaces;
   index.bits = bits;
+  return index;
+}
+
+pqc_index GraphIndex() {
+  auto index = Sized<pqc_index>();
+  Check(pqc_index_make("graph", nullptr, 0, &index), "pqc_index_make");
   return index;
 }
 

@@ -67,6 +67,9 @@ class PqcachedAttention : public Attention {
   // that is attended to in full.
   void SetTokenBudget(const pqc_index& index, uint64_t token_count);
 
+  // Sets how later steps join the query heads of a kv head. Initially PQC_SUM_SOFTMAX.
+  void SetGroupRule(pqc_group_rule rule) { selection_.group_rule = rule; }
+
   void BeginSequence() override;
   void Prefill(const KvChunk& chunk) override;
   void EndPrefill() override;
@@ -82,6 +85,7 @@ class PqcachedAttention : public Attention {
  private:
   PqcachedAttention(const PqcachedAttention& parent, Steps& steps, Workers& workers);
   void OpenCache(const std::string& fingerprint);
+  void AddSamples(const KvChunk& chunk);
 
   const Config config_;
   Options options_;
@@ -102,6 +106,7 @@ class PqcachedAttention : public Attention {
 // Return indexes for Options::indexes and SetSelection.
 pqc_index PqIndex(uint32_t subspaces, uint32_t bits);
 pqc_index FlatIndex();
+pqc_index GraphIndex();
 
 }  // namespace tinylm
 

@@ -2,6 +2,9 @@
 //
 // graph_select QUERY_HEADS KV_HEADS TOKENS DIM CONTEXT SEGMENT HEAD_STRIDE TEXT...
 //
+// Compiled by hand, as graph_rows.py compiles graph_compare.cc, with libpqcached_kvstore_read.a and
+// libpqcached_kernels.a of a bench build.
+//
 // A TEXT is a prefix of files PREFIX_q.bin and PREFIX_k.bin of float32, [heads, TOKENS, DIM]. The
 // keys of all texts follow each other, and are cut into segments; of the last text, only those
 // before CONTEXT are stored, and later queries of it are the tests. Samples are queries of all

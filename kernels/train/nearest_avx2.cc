@@ -2,10 +2,10 @@
 // found in one step in the end: comparing tile by tile took a third of the time, most of it by
 // branches that nothing predicts.
 //
-// bf16 samples are multiplied by vpmaddwd, which multiplies two 16-bit integers a lane: its additions
-// need none of the units that multiply. Samples and centroids are rounded to integers, each with a
-// scale of its own, by which the sums are multiplied in the end. The integers have 12 bits for 64
-// dims; bf16 has 8.
+// bf16 samples are multiplied by vpmaddwd, which multiplies two 16-bit integers a lane: its
+// additions need none of the units that multiply. Samples and centroids are rounded to integers,
+// each with a scale of its own, by which the sums are multiplied in the end. The integers have 12
+// bits for 64 dims; bf16 has 8.
 #include "kernels/base/simd/simd_avx2.h"
 // Vec must be included first: the next headers are written in terms of it.
 #include "kernels/train/nearest_simd.h"

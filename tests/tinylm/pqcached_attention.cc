@@ -138,7 +138,7 @@ void PqcachedAttention::Prefill(const KvChunk& chunk) {
   const pqc_tensor keys = Borrow(chunk.k, shape), values = Borrow(chunk.v, shape);
   Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, &keys, &values), "pqc_ingest");
   sink_and_window_.Prefill(chunk);
-  const auto needs_samples = [](const pqc_index& index) { return index.kind == GraphIndex().kind; };
+  const auto needs_samples = [](const pqc_index& index) { return index.kind == PQC_INDEX_GRAPH; };
   if (std::any_of(options_.indexes.begin(), options_.indexes.end(), needs_samples)) {
     AddSamples(chunk);
   }

@@ -184,6 +184,16 @@ pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_pos
   return status;
 }
 
+pqc_status pqc_index_make(const char*, const pqc_index_parameter*, uint32_t, pqc_index* index) {
+  *index = {};
+  index->kind = PQC_INDEX_GRAPH;
+  return PQC_OK;
+}
+
+pqc_status pqc_add_query_samples(pqc_sequence*, const pqc_query_samples*, uint32_t) {
+  return PQC_OK;
+}
+
 pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options) {
   sequence->prefill_end = TokenCount(*sequence);
   sidecar.is_built = true;

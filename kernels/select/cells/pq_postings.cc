@@ -29,24 +29,22 @@ void FillPageReference(const PqBuildPostingsArgs& args, const Page& page) {
   page.begins[cell_count * page.begin_stride] = static_cast<uint16_t>(written);
 }
 
-// Counting sort. begins[cell + 1] first counts the slots of the cell, and then is the index of its
-// next slot.
+// Counting sort. `next` first counts the slots of the cells, and then contains the index of each
+// one's next slot; `begins` of many pages lie too far apart to count in them.
 template <typename CellOf>
 void SortPage(const Page& page, uint32_t cell_count, CellOf cell_of) {
-  const size_t stride = page.begin_stride;
-  uint16_t* const next = page.begins + stride;
-  for (uint32_t cell = 0; cell <= cell_count; ++cell) page.begins[cell * stride] = 0;
-  for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) {
-    ++next[cell_of(slot) * stride];
-  }
+  uint16_t next[1u << kMaxCellBits] = {};
+  for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) ++next[cell_of(slot)];
   uint32_t sum = 0;
   for (uint32_t cell = 0; cell < cell_count; ++cell) {
-    const uint32_t count = next[cell * stride];
-    next[cell * stride] = static_cast<uint16_t>(sum);
+    const uint32_t count = next[cell];
+    next[cell] = static_cast<uint16_t>(sum);
+    page.begins[cell * page.begin_stride] = static_cast<uint16_t>(sum);
     sum += count;
   }
+  page.begins[cell_count * page.begin_stride] = static_cast<uint16_t>(sum);
   for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) {
-    page.slots[next[cell_of(slot) * stride]++] = static_cast<uint16_t>(slot - page.slot_begin);
+    page.slots[next[cell_of(slot)]++] = static_cast<uint16_t>(slot - page.slot_begin);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "kvstore/read/reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>

@@ -100,16 +100,15 @@ class OwnAttention {
       const size_t heads = size_t{part.token_count} * shape_.group_size();
       if (!GatherQueries(item, part, kv_head, queries)) Blame(task);
       kernels::AttendRange(
-          kernels::Exec{},
-          {.shape = KernelShape(part.token_count),
-           .scale = shape_.scale,
-           .softcap = shape_.softcap,
-           .query_position = static_cast<uint32_t>(item.query_position) + part.token,
-           .queries = {queries, heads * shape_.key_dim},
-           .spans = SpansOf(item, part, kv_head, own),
-           .output = {output, heads * shape_.value_dim},
-           .lse = {lse, heads},
-           .scratch = {own + worker_bytes_ - kernel_bytes_, kernel_bytes_}});
+          exec(), {.shape = KernelShape(part.token_count),
+                   .scale = shape_.scale,
+                   .softcap = shape_.softcap,
+                   .query_position = static_cast<uint32_t>(item.query_position) + part.token,
+                   .queries = {queries, heads * shape_.key_dim},
+                   .spans = SpansOf(item, part, kv_head, own),
+                   .output = {output, heads * shape_.value_dim},
+                   .lse = {lse, heads},
+                   .scratch = {own + worker_bytes_ - kernel_bytes_, kernel_bytes_}});
       MergeAndStore(item, part, kv_head, output, lse);
     }
   }
@@ -118,6 +117,7 @@ class OwnAttention {
   uint32_t bad_task() const { return bad_task_.load(std::memory_order_relaxed); }
 
  private:
+  const kernels::Exec& exec() const { return call_.step->cache->client->exec; }
   const std::vector<StepItem>& items() const { return call_.step->items; }
   size_t IndexOf(const StepItem& item) const { return static_cast<size_t>(&item - items().data()); }
 
@@ -205,11 +205,11 @@ class OwnAttention {
       const size_t row = (item.query_begin + token) * shape_.query_heads + size_t{kv_head} * group;
       const kernels::Partial partials[] = {{output, lse},
                                            {&state_.output[row * dim], &state_.lse[row]}};
-      kernels::MergePartials(kernels::Exec{}, {.query_count = group,
-                                               .value_dim = dim,
-                                               .partials = partials,
-                                               .output = {output, size_t{group} * dim},
-                                               .lse = {lse, group}});
+      kernels::MergePartials(exec(), {.query_count = group,
+                                      .value_dim = dim,
+                                      .partials = partials,
+                                      .output = {output, size_t{group} * dim},
+                                      .lse = {lse, group}});
       for (uint32_t head = 0; head < group; ++head) {
         out.Store(token, kv_head * group + head, output + size_t{head} * dim, dim, lse[head]);
       }

@@ -16,6 +16,7 @@
 #include "client/base/remote.h"
 #include "client/local/sequence.h"
 #include "client/local/session.h"
+#include "kernels/base/exec.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/worker.h"
 #include "kvstore/read/indexes/index_types.h"
@@ -48,6 +49,8 @@ struct ClientState {
   void Close();
 
   uint32_t timeout_ms = 0;
+  // Instruction set of selection and attention in this process; benches and tests limit it.
+  kernels::Exec exec;
   uint64_t max_message_bytes = 0;  // limit of the sidecar; 0 = unknown
   std::unique_ptr<Remote, RemoteCloser> remote;
   uint32_t remote_version = 0;  // of the library of `remote`, which may be older than this one

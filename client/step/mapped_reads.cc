@@ -345,7 +345,7 @@ class MappedReads final : public ReadBackend {
                         SeenRows* seen = nullptr) {
     constexpr int kMaxAttempts = 4;
     LocalSequence& sequence = *state.local;
-    const kernels::Exec exec{};
+    const kernels::Exec exec = client_.exec;
     bool refreshed = false;
     for (int attempt = 1;; ++attempt) {
       Pinned pinned;
@@ -424,7 +424,7 @@ class MappedReads final : public ReadBackend {
     const bool given = call.ranges || call.lists;
     if (!given) RETURN_IF_ERROR(PickTerms(call, &item, &terms));
     ImageSource source(item.pinned, call.shape);
-    const kernels::Exec exec{};
+    const kernels::Exec exec = client_.exec;
     Reader reader(source, exec, parallel, **item.scratch);
     kvstore::SelectedTokens selected;
     const uint32_t selections = SelectionCount(call, item, *terms);

@@ -3,24 +3,25 @@
 namespace pqcached::bench {
 
 Decoding::Decoding(pqc_client* client, pqc_cache* cache, const Rows& rows, uint64_t tokens,
-                   uint32_t query_seed)
+                   uint32_t query_seed, const pqc_build_options& build)
     : client_(client),
       rows_(rows),
+      build_(build),
       next_(tokens),
       queries_(Queries(query_seed)),
       output_(queries_.size()),
       lse_(kQueryHeads) {
   Must(pqc_sequence_create(cache, &sequence_), "pqc_sequence_create");
   Fill(sequence_, rows, tokens);
-  const pqc_build_options build = QuickBuild();
-  Must(pqc_build_index(sequence_, &build), "pqc_build_index");
+  Must(pqc_build_index(sequence_, &build_), "pqc_build_index");
 }
 
 pqc_step* Decoding::Begin() {
   pqc_step_item item = PQC_INIT(pqc_step_item);
   item.sequence = sequence_;
   item.query_position = next_;
-  const pqc_selection selection = Select(0.1);
+  pqc_selection selection = Select(0.1);
+  selection.index = build_.index;
   pqc_step_options options = PQC_INIT(pqc_step_options);
   options.selection = &selection;
   options.timeout_ms = 60000;

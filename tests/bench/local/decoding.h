@@ -15,7 +15,7 @@ class Decoding {
  public:
   // Stores `tokens` tokens of `rows`, again and again, and builds the index.
   Decoding(pqc_client* client, pqc_cache* cache, const Rows& rows, uint64_t tokens,
-           uint32_t query_seed);
+           uint32_t query_seed, const pqc_build_options& build = QuickBuild());
   ~Decoding() { pqc_sequence_drop(sequence_); }
   Decoding(const Decoding&) = delete;
   Decoding& operator=(const Decoding&) = delete;
@@ -33,6 +33,7 @@ class Decoding {
  private:
   pqc_client* client_;
   const Rows& rows_;
+  const pqc_build_options build_;
   pqc_sequence* sequence_ = nullptr;
   uint64_t next_;
   std::vector<float> queries_, output_, lse_;

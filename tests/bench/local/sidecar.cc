@@ -84,6 +84,9 @@ pqc_client* Sidecar::OpenClient(uint32_t thread_count, pqc_path_choice path) con
   options.timeout_ms = 60000;
   options.thread_count = thread_count;
   options.path = path;
+#ifdef PQCACHED_RPC_LIBRARY
+  options.rpc_library_path = PQCACHED_RPC_LIBRARY;
+#endif
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (;;) {
     pqc_client* client = nullptr;

@@ -101,7 +101,7 @@ class ClusterWorld {
 // that are not there.
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds = {std::string(), std::string("\0\2", 2)};
-  for (const char number : {'\0', '\1', '\6', '\x24', '\x43'}) {
+  for (const char number : {'\0', '\1', '\6', '\24', '\43'}) {
     for (char place = 0; place < 120; ++place) {
       seeds.push_back(std::string("\0\1\0", 3) + place + number);
     }

@@ -336,8 +336,6 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
   parallel.run(shape.kv_heads, std::cref(score_head));
 }
 
-namespace {
-
 kernels::AttendShape AttendShapeOf(const LayerShape& shape) {
   return {.dtype = shape.dtype,
           .key_dim = shape.key_dim,
@@ -346,8 +344,6 @@ kernels::AttendShape AttendShapeOf(const LayerShape& shape) {
           .group_size = shape.group_size(),
           .query_length = 1};
 }
-
-}  // namespace
 
 size_t AttendLayerScratchBytes(const LayerView& view) {
   return PaddedBytes(view.segments.size() * sizeof(kernels::RowSpan)) +

@@ -99,6 +99,9 @@ size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index, Po
 void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLayerArgs& args,
                 const ParallelFor& parallel, std::span<std::byte> scratch);
 
+// Returns the shape of attention over the rows of one kv head. The group has all query tokens.
+kernels::AttendShape AttendShapeOf(const LayerShape& shape);
+
 struct AttendLayerArgs {
   std::span<const float> queries;       // [query_heads, key_dim]; may be empty with logits
   std::span<const uint32_t> positions;  // [kv_heads, k], ascending per kv head, stored

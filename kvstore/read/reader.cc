@@ -11,10 +11,10 @@
 #include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/indexes/index_types.h"
-#include "kvstore/read/indexes/tail.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
+#include "kvstore/read/tail.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -66,7 +66,7 @@ struct Selection {
   ExcludedRanges excluded = {};
   BudgetKind budget_kind = BudgetKind::kRatio;
   // Attention also estimates the candidates that are not selected, from the clusters of the
-  // sequence (indexes/tail.h). It lies in padding, too.
+  // sequence (tail.h). It lies in padding, too.
   bool tail_estimate = false;
   // Exact re-ranking: the index proposes ceil(rerank_factor * k) candidates, whose keys are scored
   // exactly, and the k best of these remain. In [1, kMaxRerankFactor]; 1 = off. Without an effect

@@ -7,7 +7,7 @@
 
 #include "kvstore/read/indexes/clusters.h"
 #include "kvstore/read/indexes/index_types.h"
-#include "kvstore/read/indexes/tail.h"
+#include "kvstore/read/tail.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/fuzz/index_memory.h"
 #include "tests/fuzz/target.h"
@@ -19,7 +19,6 @@ using kvstore::CodebookHeader;
 using kvstore::IndexDataHeader;
 
 constexpr uint32_t kSlots = 640, kGroup = 2, kDim = 32;
-constexpr size_t kMaxChanges = 64;
 
 kvstore::LayerShape ClusterShape() {
   return {.dtype = kernels::DType::kF32,
@@ -101,15 +100,7 @@ class ClusterWorld {
 // that are not there.
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds = {std::string(), std::string("\0\2", 2)};
-  for (const char number : {'\0', '\1', '\6', '\24', '\43'}) {
-    for (char place = 0; place < 120; ++place) {
-      seeds.push_back(std::string("\0\1\0", 3) + place + number);
-    }
-    // counted_end and counted_begin
-    for (const char place : {'\0', '\1'}) {
-      seeds.push_back(std::string("\0\1\xff", 3) + place + number);
-    }
-  }
+  AddChanges(std::string("\0\1", 2), &seeds);
   return seeds;
 }
 
@@ -123,17 +114,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint32_t begin = bytes.Byte() * 2u;
   std::vector<uint32_t> positions;
   for (uint32_t i = bytes.Byte() % 16u; i > 0; --i) positions.push_back(kSlots - 8 * i);
-  for (size_t i = 0; i < kMaxChanges && !bytes.empty(); ++i) {
-    const size_t place = (256u * bytes.Byte() + bytes.Byte()) * sizeof(uint32_t);
-    const auto number = static_cast<uint32_t>(bytes.Number());
-    if (place + sizeof(number) <= world.clusters().size()) {
-      std::memcpy(world.clusters().data() + place, &number, sizeof(number));
-    } else if (place % 8 == 0) {
-      world.data().counted_end = number;
-    } else {
-      world.data().counted_begin = number;
-    }
-  }
+  ChangeIndexData(bytes, world.data(), world.clusters());
   world.Estimate(begin, positions);
   return 0;
 }

@@ -20,7 +20,6 @@ using kvstore::CodebookHeader;
 using kvstore::IndexDataHeader;
 
 constexpr uint32_t kSlots = 640, kGroup = 2, kKeyDim = 32, kSamples = 32;
-constexpr size_t kMaxChanges = 64;
 
 kvstore::LayerShape Shape() {
   return {.dtype = kernels::DType::kF32,
@@ -139,15 +138,7 @@ class World {
 // that are not there.
 std::vector<std::string> Seeds() {
   std::vector<std::string> seeds = {std::string(), std::string("\0\0\2", 3)};
-  for (const char number : {'\0', '\1', '\6', '\24', '\43'}) {
-    for (char place = 0; place < 120; ++place) {
-      seeds.push_back(std::string("\0\0\1\0", 4) + place + number);
-    }
-    // counted_end and counted_begin
-    for (const char place : {'\0', '\1'}) {
-      seeds.push_back(std::string("\0\0\1\xff", 4) + place + number);
-    }
-  }
+  AddChanges(std::string("\0\0\1", 3), &seeds);
   return seeds;
 }
 
@@ -159,17 +150,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   world.Restore();
   Bytes bytes(data, size);
   const uint32_t begin = bytes.Byte() * 2u, spare = bytes.Byte() % 128u, count = bytes.Byte() % 16u;
-  for (size_t i = 0; i < kMaxChanges && !bytes.empty(); ++i) {
-    const size_t place = (256u * bytes.Byte() + bytes.Byte()) * sizeof(uint32_t);
-    const auto number = static_cast<uint32_t>(bytes.Number());
-    if (place + sizeof(number) <= world.graphs().size()) {
-      std::memcpy(world.graphs().data() + place, &number, sizeof(number));
-    } else if (place % 8 == 0) {
-      world.data().counted_end = number;
-    } else {
-      world.data().counted_begin = number;
-    }
-  }
+  ChangeIndexData(bytes, world.data(), world.graphs());
   world.Select(begin, kSlots - spare, 1, count);
   world.Select(begin, kSlots - spare, kGroup, count);
   return 0;

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kvstore/read/indexes/index_type.h"
+#include "kvstore/read/indexes/closed_index_type.h"
 
 namespace pqcached::kvstore {
 
@@ -67,7 +67,7 @@ struct ClusterView {
   const uint8_t* codes = nullptr;    // [slots]: the cluster within the part
 };
 
-class ClustersIndex final : public BuiltIndexType {
+class ClustersIndex final : public ClosedIndexType {
  public:
   const IndexTypeInfo& info() const override;
   uint32_t ValueOf(const IndexDescriptor& index, size_t parameter) const override;
@@ -106,24 +106,6 @@ class ClustersIndex final : public BuiltIndexType {
                         uint32_t slot_capacity) const override;
 
   // Builds (clusters_build.cc).
-  bool Iterates() const override { return false; }
-  bool TrainsOnRows() const override { return false; }
-  uint32_t TrainingTasks(const IndexDescriptor&) const override { return 1; }
-  size_t TrainScratchBytes(const kernels::Exec&, const TrainingArgs&) const override {
-    return kContentAlignment;
-  }
-  TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args,
-                       std::span<std::byte> scratch) const override;
-  double MeasureInertia(const kernels::Exec&, const TrainingArgs&,
-                        std::span<std::byte>) const override {
-    return 0;
-  }
-  size_t EncodeScratchBytes(const IndexDescriptor&, const LayerShape&) const override {
-    return kContentAlignment;
-  }
-  void Encode(const kernels::Exec&, const EncodeArgs&, std::span<std::byte>) const override {}
-  bool HasClosing(const IndexDataHeader&) const override { return true; }
-  bool ClosesLater() const override { return true; }
   size_t CloseScratchBytes(const CloseArgs& args) const override;
   bool CloseHead(const kernels::Exec& exec, const CloseArgs& args,
                  std::span<std::byte> scratch) const override;

@@ -131,14 +131,6 @@ uint8_t* WritableCodes(const ClusterView& view) { return const_cast<uint8_t*>(vi
 
 }  // namespace
 
-// A codebook has no content.
-TrainingResult ClustersIndex::Train(const kernels::Exec&, const TrainingArgs& args,
-                                    std::span<std::byte>) const {
-  uint32_t tokens = 0;
-  for (const kernels::RowSpan& span : args.rows) tokens += span.token_count;
-  return {.trained_tokens = tokens, .iterations = args.iterations, .inertia = 0};
-}
-
 size_t ClustersIndex::CloseScratchBytes(const CloseArgs& args) const {
   return PartScratch(args.shape, ClusterSizesOf(args.data->index),
                      args.slot_end - args.data->counted_begin, nullptr)

@@ -12,11 +12,11 @@
 #include <string>
 
 #include "kernels/graph/build.h"
-#include "kvstore/read/indexes/index_type.h"
+#include "kvstore/read/indexes/closed_index_type.h"
 
 namespace pqcached::kvstore {
 
-class GraphIndex final : public BuiltIndexType {
+class GraphIndex final : public ClosedIndexType {
  public:
   const IndexTypeInfo& info() const override;
   uint32_t ValueOf(const IndexDescriptor& index, size_t parameter) const override;
@@ -57,27 +57,9 @@ class GraphIndex final : public BuiltIndexType {
                         uint32_t slot_capacity) const override;
 
   // Builds (graph_build.cc).
-  bool Iterates() const override { return false; }
-  bool TrainsOnRows() const override { return false; }
   bool NeedsSamples(const IndexDescriptor&, uint32_t) const override { return true; }
   size_t PrepareScratchBytes(const TrainingArgs&) const override { return kContentAlignment; }
   void PrepareTraining(const TrainingArgs& args, std::span<std::byte> scratch) const override;
-  uint32_t TrainingTasks(const IndexDescriptor&) const override { return 1; }
-  size_t TrainScratchBytes(const kernels::Exec&, const TrainingArgs&) const override {
-    return kContentAlignment;
-  }
-  TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args,
-                       std::span<std::byte> scratch) const override;
-  double MeasureInertia(const kernels::Exec&, const TrainingArgs&,
-                        std::span<std::byte>) const override {
-    return 0;
-  }
-  size_t EncodeScratchBytes(const IndexDescriptor&, const LayerShape&) const override {
-    return kContentAlignment;
-  }
-  void Encode(const kernels::Exec&, const EncodeArgs&, std::span<std::byte>) const override {}
-  bool HasClosing(const IndexDataHeader&) const override { return true; }
-  bool ClosesLater() const override { return true; }
   size_t CloseScratchBytes(const CloseArgs& args) const override;
   bool CloseHead(const kernels::Exec& exec, const CloseArgs& args,
                  std::span<std::byte> scratch) const override;

@@ -60,14 +60,6 @@ void GraphIndex::PrepareTraining(const TrainingArgs& args, std::span<std::byte>)
   }
 }
 
-// All of the codebook is written by PrepareTraining.
-TrainingResult GraphIndex::Train(const kernels::Exec&, const TrainingArgs& args,
-                                 std::span<std::byte>) const {
-  uint32_t tokens = 0;
-  for (const kernels::RowSpan& span : args.rows) tokens += span.token_count;
-  return {.trained_tokens = tokens, .iterations = args.iterations, .inertia = 0};
-}
-
 size_t GraphIndex::CloseScratchBytes(const CloseArgs& args) const {
   const kernels::GraphBuildSize size = SizeOf(args);
   return kernels::GraphBuildSharedBytes(size) + kernels::GraphBuildThreadBytes(size);

@@ -158,6 +158,45 @@ TEST_P(DaemonIndexesTest, ATailIsEstimatedByClusters) {
   }
 }
 
+// A decode call merges the estimate with sink and window, and counts tokens by attention mass.
+TEST_P(DaemonIndexesTest, DecodeCallsTakeBothOptions) {
+  constexpr uint64_t kTokens = 1500;
+  const Layer rows(kTokens + 1, 3);
+  Cache cache = Must(client_.OpenCache(testing::SpecOf("decode", {0})));
+  Sequence sequence = Must(cache.CreateSequence({}));
+  MustBeOk(sequence.Ingest(0, 0, rows.keys(0, kTokens), rows.values(0, kTokens)));
+  MustBeOk(
+      sequence.BuildIndex({.index = Must(Index::Make("clusters", {{"tokens", uint64_t{16}}}))}));
+  const std::vector<float> numbers(Layer::kQueryHeads * Layer::kKeyDim, 0.3f);
+  const Tensor queries(numbers, {1, Layer::kQueryHeads, Layer::kKeyDim});
+  std::vector<uint32_t> counts(1);
+  const auto decode = [&](Selection selection) {
+    selection.index = Index::Flat();
+    selection.sink_tokens = 16;
+    selection.window_tokens = 32;
+    std::vector<float> output(Layer::kQueryHeads * Layer::kValueDim);
+    const StepItem items[] = {{&sequence, kTokens}};
+    Step step = Must(client_.BeginStep(items, &selection));
+    MustBeOk(step.Decode(0, queries, rows.keys(kTokens, kTokens + 1),
+                         rows.values(kTokens, kTokens + 1), output, {}, nullptr, counts));
+    return output;
+  };
+  const std::vector<float> full = decode({.ratio = 1.0});
+  const auto error = [&full](const std::vector<float>& output) {
+    double sum = 0;
+    for (size_t i = 0; i < full.size(); ++i) sum += std::pow(output[i] - full[i], 2.0);
+    return std::sqrt(sum);
+  };
+  const double plain = error(decode({.retrieved_tokens = 75}));
+  EXPECT_LT(error(decode({.retrieved_tokens = 75, .tail_estimate = true})), 0.5 * plain);
+  decode({.attention_mass = 0.3});
+  const uint32_t few = counts[0];
+  decode({.attention_mass = 0.8});
+  EXPECT_GT(few, 0u);
+  EXPECT_LT(few, counts[0]);
+  EXPECT_LT(counts[0], kTokens - 48);
+}
+
 // Each item of a step has its own number of tokens for a share of the attention.
 TEST_P(DaemonIndexesTest, TokensAreCountedByAttentionMass) {
   constexpr uint64_t kTokens = 900, kHeadNumbers = Layer::kQueryHeads * Layer::kKeyDim;

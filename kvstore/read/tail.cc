@@ -1,4 +1,4 @@
-#include "kvstore/read/indexes/tail.h"
+#include "kvstore/read/tail.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,18 +10,10 @@
 #include "kernels/base/check.h"
 #include "kernels/select/exact/exact_score.h"
 #include "kvstore/read/indexes/clusters.h"
+#include "kvstore/read/layer_ops.h"
 
 namespace pqcached::kvstore {
 namespace {
-
-kernels::AttendShape TailShapeOf(const LayerShape& shape) {
-  return {.dtype = shape.dtype,
-          .key_dim = shape.key_dim,
-          .value_dim = shape.value_dim,
-          .row_stride_bytes = shape.row_bytes,
-          .group_size = shape.group_size(),
-          .query_length = 1};
-}
 
 // Clusters of one segment.
 struct SegmentClusters {
@@ -57,7 +49,7 @@ struct TailWork {
     lse = {reinterpret_cast<float*>(take(group * sizeof(float))), group};
     const size_t bytes =
         std::max(kernels::ExactScoreScratchBytes(shape.group_size(), shape.key_dim),
-                 kernels::AttendScratchBytes(TailShapeOf(shape)));
+                 kernels::AttendScratchBytes(AttendShapeOf(shape)));
     kernel = {take(bytes), bytes};
   }
 
@@ -186,7 +178,7 @@ class Tail {
 
   void Merge(uint32_t count) {
     const uint32_t group = shape_.group_size();
-    kernels::AttendScored(exec_, {.shape = TailShapeOf(shape_),
+    kernels::AttendScored(exec_, {.shape = AttendShapeOf(shape_),
                                   .spans = spans_,
                                   .positions = work_.estimated.first(count),
                                   .output = work_.output,

@@ -3,8 +3,8 @@
 //
 // Each cluster of keys counts as its tokens that are left, all with the cluster's mean key and mean
 // value: its logit is that of the mean key plus the logarithm of their number.
-#ifndef PQCACHED_KVSTORE_READ_INDEXES_TAIL_H_
-#define PQCACHED_KVSTORE_READ_INDEXES_TAIL_H_
+#ifndef PQCACHED_KVSTORE_READ_TAIL_H_
+#define PQCACHED_KVSTORE_READ_TAIL_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -39,4 +39,4 @@ void AddTail(const kernels::Exec& exec, const LayerView& view, const TailArgs& a
 
 }  // namespace pqcached::kvstore
 
-#endif  // PQCACHED_KVSTORE_READ_INDEXES_TAIL_H_
+#endif  // PQCACHED_KVSTORE_READ_TAIL_H_

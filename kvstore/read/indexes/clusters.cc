@@ -49,7 +49,7 @@ ClusterView::ClusterView(const IndexDataHeader& header, const IndexDescriptor& i
 const IndexTypeInfo& ClustersIndex::info() const {
   static constexpr IndexParameter kParameters[] = {
       {.name = "tokens",
-       .text = "tokens of a cluster, on average at least half of it",
+       .text = "tokens of a cluster on average, at most; at least half as many",
        .least = kLeastClusterTokens,
        .most = kMostClusterTokens,
        .default_value = kDefaultClusterTokens}};

@@ -3,9 +3,9 @@
 //
 // Index data are the clusters of closed segments. Builds, live sequences and merges make them;
 // writers do not. A *part* is kMaxPartClusters x tokens consecutive slots, whose keys are clustered
-// by themselves (k-means). Each kv head has for every
-// cluster the number of its tokens and a row, [mean key, mean value] in the layer's dtype, and for
-// every slot the cluster within its part. Codebooks are empty.
+// by themselves (k-means). Each kv head has for every cluster the number of its tokens and a row,
+// [mean key, mean value] in the layer's dtype, and for every slot the cluster within its part.
+// Codebooks are empty.
 //
 // A selection by this index scores all keys exactly.
 #ifndef PQCACHED_KVSTORE_READ_INDEXES_CLUSTERS_H_

@@ -15,6 +15,11 @@ constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
 enum class RowChoice : uint8_t { kAll, kChosen, kScored };
 
+ptrdiff_t ValueOffset(const AttendShape& shape) {
+  if (shape.value_offset_bytes != 0) return shape.value_offset_bytes;
+  return static_cast<ptrdiff_t>(shape.key_dim * DTypeBytes(shape.dtype));
+}
+
 // Calls visit(ordinal, row) for each requested row, in order of positions.
 template <typename Visit>
 void ForEachRow(const AttendArgs& args, RowChoice choice, Visit visit) {
@@ -78,7 +83,7 @@ void AttendReference(const AttendArgs& args, RowChoice choice) {
       weight_sum += weight;
       for (uint32_t i = 0; i < shape.value_dim; ++i) {
         value_sum[i] +=
-            weight * static_cast<double>(LoadElement(shape.dtype, row, shape.key_dim + i));
+            weight * static_cast<double>(LoadElement(shape.dtype, row + ValueOffset(shape), i));
       }
     });
 
@@ -114,6 +119,7 @@ void AttendInPasses(const Exec& exec, const AttendArgs& args, RowChoice choice) 
       .key_dim = shape.key_dim,
       .value_dim = shape.value_dim,
       .row_stride_bytes = shape.row_stride_bytes,
+      .value_offset_bytes = ValueOffset(shape),
       .head_count = 0,
       .scale = args.scale,
       .softcap = args.softcap,
@@ -149,7 +155,9 @@ void Attend(const Exec& exec, const AttendArgs& args, RowChoice choice) {
   PQC_CHECK(shape.key_dim % 8 == 0 && shape.key_dim <= kMaxAttendDim);
   PQC_CHECK(shape.key_dim > 0 || choice == RowChoice::kScored);
   PQC_CHECK(shape.value_dim % 8 == 0 && shape.value_dim > 0 && shape.value_dim <= kMaxAttendDim);
-  PQC_CHECK(shape.row_stride_bytes >= (shape.key_dim + shape.value_dim) * DTypeBytes(shape.dtype));
+  const uint32_t row_dim = shape.value_offset_bytes == 0 ? shape.key_dim + shape.value_dim
+                                                         : std::max(shape.key_dim, shape.value_dim);
+  PQC_CHECK(shape.row_stride_bytes >= row_dim * DTypeBytes(shape.dtype));
   PQC_CHECK(shape.group_size >= 1 && shape.query_length >= 1);
   PQC_CHECK(shape.query_length <= kMaxAttendQueryLength);
   if (choice == RowChoice::kScored) {

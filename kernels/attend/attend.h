@@ -28,10 +28,13 @@ inline constexpr uint32_t kMaxAttendDim = 256;
 struct AttendShape {
   DType dtype = DType::kF16;    // dtype of the rows
   uint32_t key_dim = 0;         // 32..256, multiple of 8; AttendScored: also 0, rows of values
-  uint32_t value_dim = 0;       // 32..256, multiple of 8; the value directly follows the key
-  size_t row_stride_bytes = 0;  // >= (key_dim + value_dim) * DTypeBytes(dtype)
+  uint32_t value_dim = 0;       // 32..256, multiple of 8
+  size_t row_stride_bytes = 0;  // >= key_dim + value_dim elements, or the larger of the two
   uint32_t group_size = 1;      // G: query heads of this kv head, 1..1024
   uint32_t query_length = 1;    // L: 1..kMaxAttendQueryLength
+  // Distance from a key to its value; 0: the value directly follows the key. Keys and values in two
+  // arrays of the same row stride have the distance of these arrays.
+  ptrdiff_t value_offset_bytes = 0;
 };
 
 struct AttendArgs {

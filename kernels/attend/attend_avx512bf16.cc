@@ -57,10 +57,10 @@ struct Bf16Math {
       __m512i value[2 * kGroups];
 #pragma GCC unroll 8
       for (int g = 0; g < kGroups; ++g) {
-        const uint32_t index = call.key_dim + dim + static_cast<uint32_t>(g) * 32;
+        const uint32_t index = dim + static_cast<uint32_t>(g) * 32;
         const __mmask32 cut = g == kGroups - 1 ? mask : LowMask(32);
-        const __m512i even = LoadBits(rows[t], index, cut);
-        const __m512i odd = LoadBits(rows[t + 1], index, cut);
+        const __m512i even = LoadBits(rows[t] + call.value_offset_bytes, index, cut);
+        const __m512i odd = LoadBits(rows[t + 1] + call.value_offset_bytes, index, cut);
         value[2 * g] = _mm512_unpacklo_epi16(even, odd);
         value[2 * g + 1] = _mm512_unpackhi_epi16(even, odd);
       }

@@ -32,7 +32,8 @@ struct AttendCall {
   uint32_t key_dim;
   uint32_t value_dim;
   size_t row_stride_bytes;
-  uint32_t head_count;  // heads in this pass: 1..kHeadsPerPass
+  ptrdiff_t value_offset_bytes;  // from a key to its value
+  uint32_t head_count;           // heads in this pass: 1..kHeadsPerPass
   float scale;
   float softcap;
   const float* queries;  // [head_count, key_dim]

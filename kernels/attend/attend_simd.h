@@ -118,9 +118,9 @@ struct FmaMath {
       F value[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
-        const uint32_t index = call.key_dim + dim + static_cast<uint32_t>(v) * Vec::kLanes;
-        value[v] =
-            kHalf ? Vec::LoadRowHalf<kType>(rows[t], index) : Vec::LoadRow<kType>(rows[t], index);
+        const std::byte* const from = rows[t] + call.value_offset_bytes;
+        const uint32_t index = dim + static_cast<uint32_t>(v) * Vec::kLanes;
+        value[v] = kHalf ? Vec::LoadRowHalf<kType>(from, index) : Vec::LoadRow<kType>(from, index);
       }
 #pragma GCC unroll 4
       for (int q = 0; q < kHeads; ++q) {
@@ -326,14 +326,25 @@ void AttendRowsWith(const AttendCall& call) {
   uint32_t current = 0, first = 0;
   uint32_t count = feed.Fill(rows[0]);
   // With given logits, only the values are read.
-  const uint32_t skipped = kGiven ? call.key_dim * Math::kElementBytes : 0;
+  const auto key_bytes = static_cast<uint32_t>(call.key_dim * Math::kElementBytes);
+  const auto value_bytes = static_cast<uint32_t>(call.value_dim * Math::kElementBytes);
+  const auto adjacent = static_cast<ptrdiff_t>(key_bytes);
+  // Values that directly follow the keys are prefetched with them, column by column.
+  const bool is_split = call.value_offset_bytes != adjacent;
+  const uint32_t key_end =
+      is_split ? Prefetcher::Columns(key_bytes) * Prefetcher::kColumnBytes : Prefetcher::kNoEnd;
+  const ptrdiff_t jump = is_split ? call.value_offset_bytes - key_end : 0;
+  const uint32_t skipped = !kGiven ? 0 : is_split ? key_end : key_bytes;
+  const auto prefetcher = [&](const std::byte* const* block) {
+    return Prefetcher{block, 0, skipped, key_end, jump};
+  };
   if (count > 0) {
-    const uint32_t row_bytes = (call.key_dim + call.value_dim) * Math::kElementBytes - skipped;
-    Prefetcher{rows[0], 0, skipped}.Advance(kBlockRows * Prefetcher::Columns(row_bytes));
+    const uint32_t row_bytes = (is_split ? key_end : key_bytes) + value_bytes - skipped;
+    prefetcher(rows[0]).Advance(kBlockRows * Prefetcher::Columns(row_bytes));
   }
   while (count > 0) {
     const uint32_t ahead_count = feed.Fill(rows[1 - current]);
-    Prefetcher ahead{rows[1 - current], 0, skipped};
+    Prefetcher ahead = prefetcher(rows[1 - current]);
     const Block block{rows[current], first, count, &ahead};
     uint32_t head =
         ahead_count > 0 ? AttendBlockWidest<Math, true, kGiven>(work, 0, call, block) : 0;

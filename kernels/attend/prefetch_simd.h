@@ -18,19 +18,24 @@ using internal::kBlockRows;
 // column by column, as gather_simd.h explains.
 struct Prefetcher {
   static constexpr uint32_t kColumnBytes = 128;
+  static constexpr uint32_t kNoEnd = ~0u;
 
   const std::byte* const* rows;  // [kBlockRows]
   uint32_t row = 0;
   uint32_t offset = 0;
+  // Columns from key_end on lie `jump` bytes behind their offset: values in another array.
+  uint32_t key_end = kNoEnd;
+  ptrdiff_t jump = 0;
 
   // Prefetches the next `pieces` pieces.
   [[gnu::always_inline]] inline void Advance(uint32_t pieces) {
     while (pieces > 0) {
       const uint32_t left = kBlockRows - row;
       const uint32_t run = pieces < left ? pieces : left;
+      const ptrdiff_t from = offset < key_end ? offset : offset + jump;
       for (uint32_t i = row; i < row + run; ++i) {
-        Vec::Prefetch(rows[i] + offset);
-        Vec::Prefetch(rows[i] + offset + 64);
+        Vec::Prefetch(rows[i] + from);
+        Vec::Prefetch(rows[i] + from + 64);
       }
       pieces -= run;
       row += run;

@@ -24,6 +24,7 @@ REQUIREMENTS = {
     "huge_pages": "huge pages for shared memory",
     "hugetlbfs": "the right to mount a hugetlbfs and to add pages to it",
     "kernel_tests": "a build with the tests of kernels and gpu (PQCACHED_KERNEL_TESTS)",
+    "llama": "llama.cpp, fetched and built by tests/llama/engine.py",
     "leak_check": "a run of LeakSanitizer that reaches its end",
     "loop_device": "the right to mount an image of ext4, and mkfs.ext4",
     "memory_cgroup": "a writable memory controller of cgroup version 1, and root",

@@ -69,6 +69,7 @@ MAY_INCLUDE = {
     ),
     "client/ctl": ({"client/ctl", "pqcached"}, {"CLI", "nlohmann"}),
     "client/conform": ({"client/conform", "pqcached"}, {"CLI", "nlohmann"}),
+    "client/engines/llama": ({"client/engines/llama", "kernels", "pqcached"}, set()),
     "client/examples": ({"pqcached", "."}, set()),  # a header next to the program, so that a copy of the folder compiles
     "client": ({"pqcached"}, set()),
     "tests": (None, None),  # anything
@@ -94,7 +95,8 @@ WALL_CLOCK = re.compile(
     r"|\bgettimeofday\b|\bgrpc::Alarm\b|\btime\s*\(\s*(?:nullptr|NULL|0)\s*\)"
     r"|\b(?:WaitForNotification|Await|LockWhen|ReaderLockWhen|Wait)With(?:Timeout|Deadline)\b")
 MAY_READ_THE_WALL_CLOCK = set()  # files that tell people the time; spdlog does it for the log
-MAY_READ_THE_ENVIRONMENT = {"service/base/environment.cc", "client/base/call_log.cc"}  # the latter: PQCACHED_RECORD alone
+# The second one: PQCACHED_RECORD alone. A plug-in of llama.cpp has no other place for its settings.
+MAY_READ_THE_ENVIRONMENT = {"service/base/environment.cc", "client/base/call_log.cc", "client/engines/llama/settings.cc"}
 GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(")
 # Callers decide by the code, field and retry time of an error, which kvstore/refusal.h gives to every one.
 REFUSALS = ("kvstore/", "service/")

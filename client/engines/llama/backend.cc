@@ -1,0 +1,234 @@
+// The plug-in's entry for ggml: a device that computes long attention nodes, and leaves all other
+// nodes to llama.cpp's CPU backend. Modelled on ggml's BLAS backend: a device of the type ACCEL
+// whose memory is the CPU's.
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "client/engines/llama/attention.h"
+#include "client/engines/llama/engine_threads.h"
+#include "client/engines/llama/ggml_api.h"
+#include "client/engines/llama/own_rows.h"
+#include "client/engines/llama/settings.h"
+
+namespace pqcached::llama {
+namespace {
+
+constexpr const char* kName = "PQCACHED";
+constexpr const char* kDescription = "pqcached: attention to long contexts";
+
+// Prints one line, as ggml's own messages.
+void Log(const std::string& line) { std::fprintf(stderr, "ggml-pqcached: %s\n", line.c_str()); }
+
+// Which attention nodes the plug-in takes.
+//
+// With `-fa auto`, llama.cpp first makes a graph to see which device its attention nodes get. If it
+// is another device than the layer's, llama.cpp switches flash attention off, and with it the
+// plug-in. The probe has one token per sequence, and graphs of other sizes follow before any token
+// is computed. So nodes of a layer are taken once two numbers of tokens have been seen for it.
+class Claims {
+ public:
+  bool Take(const GgmlTensor& node) {
+    Attention attention;
+    const char* refusal = Describe(node, &attention);
+    const std::lock_guard lock(mutex_);
+    if (refusal != nullptr) {
+      if (said_.insert(refusal).second) {
+        Log(std::string("leaves layers with ") + refusal + " to llama.cpp");
+      }
+      return false;
+    }
+    const GgmlTensor* root = node.src[1];
+    while (root->view_src != nullptr) root = root->view_src;
+    const uint64_t tokens = uint64_t{attention.tokens} * attention.streams;
+    const auto [seen, is_new] = layers_.try_emplace(root, Layer{tokens, false});
+    if (seen->second.first_tokens != tokens) seen->second.is_taken = true;
+    return seen->second.is_taken && attention.tokens <= kMostTokens;
+  }
+
+  // Forgets the layers: a new context may have its layers at the addresses of an earlier one's.
+  void Forget() {
+    const std::lock_guard lock(mutex_);
+    layers_.clear();
+  }
+
+ private:
+  struct Layer {
+    uint64_t first_tokens;
+    bool is_taken;
+  };
+
+  std::mutex mutex_;
+  std::map<const GgmlTensor*, Layer> layers_;  // by the tensor that K is a view of
+  std::set<std::string> said_;
+};
+
+// What is loaded once per process.
+struct Plugin {
+  GgmlApi api{};
+  Settings settings;
+  Claims claims;
+  GgmlRegistry registry{};
+  GgmlDevice device{};
+};
+
+// Never destroyed: ggml uses it until the process ends.
+Plugin& ThePlugin() {
+  static Plugin& plugin = *new Plugin;
+  return plugin;
+}
+
+// The state of one llama_context.
+class Context {
+ public:
+  Context() : threads_(ThePlugin().api), own_rows_(ThePlugin().settings.exec) {}
+  ~Context() {
+    if (own_nodes_ + other_nodes_ == 0) return;
+    Log("computed " + std::to_string(own_nodes_) + " attention nodes, and left " +
+        std::to_string(other_nodes_) + " to llama.cpp");
+  }
+
+  bool is_usable() const { return threads_.is_usable(); }
+  void SetThreads(int count) { threads_.SetThreads(count); }
+
+  GgmlStatus Compute(GgmlGraph* graph) {
+    const GgmlApi& api = ThePlugin().api;
+    const int count = api.graph_n_nodes(graph);
+    for (int i = 0; i < count; ++i) {
+      GgmlTensor* node = api.graph_node(graph, i);
+      if ((node->flags & kGgmlFlagCompute) == 0 || IsView(api, *node)) continue;
+      if (node->op == api.flash_attn_op) {
+        if (ComputeAttention(*node)) {
+          ++own_nodes_;
+          continue;
+        }
+        ++other_nodes_;
+      }
+      if (const GgmlStatus status = threads_.ComputeByGgml(node); status != kGgmlSuccess) {
+        return status;
+      }
+    }
+    return kGgmlSuccess;
+  }
+
+ private:
+  // Returns false when the node is to be computed by ggml.
+  bool ComputeAttention(const GgmlTensor& node) {
+    Attention attention;
+    if (Describe(node, &attention) != nullptr || attention.tokens > kMostTokens) return false;
+    if (!own_rows_.Prepare(attention)) return false;
+    if (own_rows_.seen_cells() < ThePlugin().settings.min_tokens) return false;
+    own_rows_.Compute(threads_.crew());
+    return true;
+  }
+
+  EngineThreads threads_;
+  OwnRows own_rows_;
+  uint64_t own_nodes_ = 0;
+  uint64_t other_nodes_ = 0;  // of those that Claims has taken
+};
+
+Context* ContextOf(GgmlBackend* backend) { return static_cast<Context*>(backend->context); }
+
+const uint8_t kGuid[16] = {0x70, 0x71, 0x63, 0x61, 0x63, 0x68, 0x65, 0x64,
+                           0x9b, 0x1f, 0x4e, 0x02, 0xa7, 0x55, 0xd3, 0x18};
+
+GgmlBackend* InitBackend(GgmlDevice* device, const char*) {
+  auto context = std::make_unique<Context>();
+  if (!context->is_usable()) return nullptr;
+  ThePlugin().claims.Forget();
+  auto* const backend = new GgmlBackend{};
+  backend->guid = &kGuid;
+  backend->table.get_name = [](GgmlBackend*) { return kName; };
+  backend->table.free = [](GgmlBackend* freed) {
+    delete ContextOf(freed);
+    delete freed;
+  };
+  backend->table.graph_compute = [](GgmlBackend* computing, GgmlGraph* graph) {
+    return ContextOf(computing)->Compute(graph);
+  };
+  backend->device = device;
+  backend->context = context.release();
+  return backend;
+}
+
+void FillProps(GgmlDevice*, GgmlDeviceProps* props) {
+  props->name = kName;
+  props->description = kDescription;
+  props->memory_free = props->memory_total = 0;
+  props->type = kGgmlAccelDevice;
+  props->device_id = nullptr;
+  props->caps = {};
+}
+
+GgmlDevice MakeDevice(GgmlRegistry* registry) {
+  GgmlDevice device{};
+  device.table.get_name = [](GgmlDevice*) { return kName; };
+  device.table.get_description = [](GgmlDevice*) { return kDescription; };
+  device.table.get_memory = [](GgmlDevice*, size_t* free, size_t* total) { *free = *total = 0; };
+  device.table.get_type = [](GgmlDevice*) { return kGgmlAccelDevice; };
+  device.table.get_props = &FillProps;
+  device.table.init_backend = &InitBackend;
+  device.table.get_buffer_type = [](GgmlDevice*) {
+    return ThePlugin().api.backend_cpu_buffer_type();
+  };
+  device.table.supports_op = [](GgmlDevice*, const GgmlTensor* node) {
+    Plugin& plugin = ThePlugin();
+    return IsView(plugin.api, *node) ||
+           (node->op == plugin.api.flash_attn_op && plugin.claims.Take(*node));
+  };
+  device.table.supports_buft = [](GgmlDevice*, GgmlBufferType* type) {
+    return ThePlugin().api.backend_buft_is_host(type);
+  };
+  device.registry = registry;
+  return device;
+}
+
+void SetThreads(GgmlBackend* backend, int count) { ContextOf(backend)->SetThreads(count); }
+
+GgmlRegistry MakeRegistry() {
+  GgmlRegistry registry{};
+  registry.api_version = kBackendApiVersion;
+  registry.table.get_name = [](GgmlRegistry*) { return kName; };
+  registry.table.get_device_count = [](GgmlRegistry*) { return size_t{1}; };
+  registry.table.get_device = [](GgmlRegistry*, size_t) { return &ThePlugin().device; };
+  registry.table.get_proc_address = [](GgmlRegistry*, const char* name) -> void* {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") != 0) return nullptr;
+    return reinterpret_cast<void*>(&SetThreads);
+  };
+  return registry;
+}
+
+GgmlRegistry* Load() {
+  Plugin& plugin = ThePlugin();
+  std::string problem = LoadGgmlApi(&plugin.api);
+  if (problem.empty()) problem = ReadSettings(&plugin.settings);
+  if (!problem.empty()) {
+    Log("not used, and llama.cpp runs without it: " + problem);
+    return nullptr;
+  }
+  plugin.registry = MakeRegistry();
+  plugin.device = MakeDevice(&plugin.registry);
+  Log(std::string("loaded into ggml ") + plugin.api.version() + "; exact, for contexts of " +
+      std::to_string(plugin.settings.min_tokens) + " tokens and more");
+  return &plugin.registry;
+}
+
+}  // namespace
+}  // namespace pqcached::llama
+
+extern "C" {
+
+// Called by ggml when it loads the library (GGML_BACKEND_PATH).
+[[gnu::visibility("default")]] pqcached::llama::GgmlRegistry* ggml_backend_init() {
+  static pqcached::llama::GgmlRegistry* const registry = pqcached::llama::Load();
+  return registry;
+}
+
+// Called by ggml to choose between libraries: 0 is unusable.
+[[gnu::visibility("default")]] int ggml_backend_score() { return 1; }
+}

@@ -1,0 +1,134 @@
+#include "client/engines/llama/ggml_api.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace pqcached::llama {
+namespace {
+
+// Handles of the loaded libraries of ggml. Programs that load llama.cpp with RTLD_LOCAL, as
+// Python's ctypes does, hide its functions from a search without a handle.
+std::vector<void*> LoadedLibraries() {
+  std::vector<std::string> paths;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* context) {
+        const std::string_view path = info->dlpi_name;
+        const std::string_view file = path.substr(path.rfind('/') + 1);
+        if (file.starts_with("libggml") && file.find("pqcached") == std::string_view::npos) {
+          static_cast<std::vector<std::string>*>(context)->emplace_back(path);
+        }
+        return 0;
+      },
+      &paths);
+  std::vector<void*> handles;
+  for (const std::string& path : paths) {
+    // The handle stays open: ggml is loaded for as long as the plug-in is.
+    if (void* handle = dlopen(path.c_str(), RTLD_NOLOAD | RTLD_NOW)) handles.push_back(handle);
+  }
+  return handles;
+}
+
+class Lookup {
+ public:
+  // Sets *function to the address of `name`, and remembers the first name that is missing.
+  template <class Function>
+  void Find(const char* name, Function* function) {
+    void* address = dlsym(RTLD_DEFAULT, name);
+    for (size_t i = 0; address == nullptr && i < libraries_.size(); ++i) {
+      address = dlsym(libraries_[i], name);
+    }
+    if (address == nullptr && missing_.empty()) missing_ = name;
+    *function = reinterpret_cast<Function>(address);
+  }
+  const std::string& missing() const { return missing_; }
+
+ private:
+  std::vector<void*> libraries_ = LoadedLibraries();
+  std::string missing_;
+};
+
+std::string FindAll(GgmlApi* api) {
+  Lookup lookup;
+  lookup.Find("ggml_version", &api->version);
+  lookup.Find("ggml_op_name", &api->op_name);
+  lookup.Find("ggml_init", &api->init);
+  lookup.Find("ggml_free", &api->free);
+  lookup.Find("ggml_new_tensor_4d", &api->new_tensor_4d);
+  lookup.Find("ggml_set_name", &api->set_name);
+  lookup.Find("ggml_view_1d", &api->view_1d);
+  lookup.Find("ggml_flash_attn_ext", &api->flash_attn_ext);
+  lookup.Find("ggml_custom_4d", &api->custom_4d);
+  lookup.Find("ggml_new_graph_custom", &api->new_graph_custom);
+  lookup.Find("ggml_graph_clear", &api->graph_clear);
+  lookup.Find("ggml_graph_add_node", &api->graph_add_node);
+  lookup.Find("ggml_graph_n_nodes", &api->graph_n_nodes);
+  lookup.Find("ggml_graph_node", &api->graph_node);
+  lookup.Find("ggml_build_forward_expand", &api->build_forward_expand);
+  lookup.Find("ggml_backend_graph_compute", &api->backend_graph_compute);
+  lookup.Find("ggml_backend_free", &api->backend_free);
+  lookup.Find("ggml_backend_dev_by_type", &api->backend_dev_by_type);
+  lookup.Find("ggml_backend_dev_init", &api->backend_dev_init);
+  lookup.Find("ggml_backend_reg_by_name", &api->backend_reg_by_name);
+  lookup.Find("ggml_backend_reg_get_proc_address", &api->backend_reg_get_proc_address);
+  lookup.Find("ggml_backend_cpu_buffer_type", &api->backend_cpu_buffer_type);
+  lookup.Find("ggml_backend_buft_is_host", &api->backend_buft_is_host);
+  return lookup.missing().empty() ? "" : "ggml has no function " + lookup.missing();
+}
+
+// Compares the description of the tensor with tensors that this ggml makes, and sets
+// flash_attn_op.
+bool TensorsAreAsDescribed(GgmlApi* functions) {
+  GgmlApi& api = *functions;
+  GgmlContext* context = api.init({1 << 20, nullptr, false});
+  if (context == nullptr) return false;
+  GgmlTensor* q = api.new_tensor_4d(context, kGgmlF32, 64, 2, 8, 1);
+  GgmlTensor* k = api.new_tensor_4d(context, kGgmlF16, 64, 32, 4, 1);
+  GgmlTensor* v = api.new_tensor_4d(context, kGgmlF16, 64, 32, 4, 1);
+  GgmlTensor* mask = api.new_tensor_4d(context, kGgmlF16, 32, 64, 1, 1);
+  const GgmlTensor* node = api.flash_attn_ext(context, q, k, v, mask, 0.5f, 0.0f, 3.0f);
+  const GgmlTensor* view = api.view_1d(context, k, 64, 128);
+  api.set_name(k, "cache_k_l0");
+  api.flash_attn_op = node->op;
+  float parameters[3];
+  std::memcpy(parameters, node->op_params, sizeof(parameters));
+  const auto* const begin = static_cast<const char*>(k->data);
+  const bool is_as_described =
+      q->type == kGgmlF32 && k->type == kGgmlF16 && k->ne[0] == 64 && k->ne[2] == 4 &&
+      k->nb[0] == 2 && k->nb[1] == 128 && begin != nullptr && view->view_src == k &&
+      view->view_offs == 128 && view->data == begin + 128 && node->src[0] == q &&
+      node->src[1] == k && node->src[2] == v && node->src[3] == mask && node->src[4] == nullptr &&
+      node->ne[0] == 64 && node->ne[1] == 8 && parameters[0] == 0.5f && parameters[2] == 3.0f &&
+      std::strcmp(k->name, "cache_k_l0") == 0;
+  api.free(context);
+  return is_as_described;
+}
+
+}  // namespace
+
+bool IsView(const GgmlApi& api, const GgmlTensor& node) {
+  const std::string_view name = api.op_name(node.op);
+  return name == "NONE" || name == "RESHAPE" || name == "VIEW" || name == "PERMUTE" ||
+         name == "TRANSPOSE";
+}
+
+std::string LoadGgmlApi(GgmlApi* api) {
+  if (std::string problem = FindAll(api); !problem.empty()) return problem;
+  const std::string version = std::string("ggml ") + api->version();
+  const GgmlRegistry* cpu = api->backend_reg_by_name("CPU");
+  if (cpu == nullptr) return version + " has no CPU backend, which computes the other nodes";
+  if (cpu->api_version != kBackendApiVersion) {
+    return version + " has backend API version " + std::to_string(cpu->api_version) +
+           ", and this plug-in was made for version " + std::to_string(kBackendApiVersion);
+  }
+  if (!TensorsAreAsDescribed(api) ||
+      std::strcmp(api->op_name(api->flash_attn_op), "FLASH_ATTN_EXT") != 0) {
+    return version + " has tensors of another layout";
+  }
+  return "";
+}
+
+}  // namespace pqcached::llama

@@ -1,0 +1,51 @@
+// Measures decoding of one token at the end of a long context, whose keys and values are random.
+//
+//   decode_speed MODEL TOKENS THREADS STEPS on|off|auto
+//
+// Prints the milliseconds of each step, after three that are not counted, and the memory of the
+// process. The last word is the flash attention.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "ggml-backend.h"
+#include "llama.h"
+#include "tests/llama/stored_context.h"
+
+int main(int argc, char** argv) {
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: decode_speed MODEL TOKENS THREADS STEPS on|off|auto\n");
+    return 2;
+  }
+  const auto tokens = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
+  const int threads = std::atoi(argv[3]), steps = std::atoi(argv[4]);
+  llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+  ggml_backend_load_all();
+  llama_model* model = llama_model_load_from_file(argv[1], llama_model_default_params());
+  if (model == nullptr) return 1;
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = tokens + 256;
+  params.n_batch = params.n_ubatch = 512;
+  params.n_threads = params.n_threads_batch = threads;
+  params.flash_attn_type = std::strcmp(argv[5], "on") == 0    ? LLAMA_FLASH_ATTN_TYPE_ENABLED
+                           : std::strcmp(argv[5], "off") == 0 ? LLAMA_FLASH_ATTN_TYPE_DISABLED
+                                                              : LLAMA_FLASH_ATTN_TYPE_AUTO;
+  llama_context* context = llama_init_from_model(model, params);
+  if (context == nullptr) return 1;
+  pqcached::llama_test::StoreContext(context, tokens);
+  for (int i = -3; i < steps; ++i) {
+    llama_token token = i + 4;
+    const auto begin = std::chrono::steady_clock::now();
+    if (llama_decode(context, llama_batch_get_one(&token, 1)) != 0) return 1;
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+    if (i >= 0) std::printf("step_ms %.3f\n", time.count());
+  }
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  std::printf("peak_rss_mib %ld\n", usage.ru_maxrss / 1024);
+  llama_free(context);
+  llama_model_free(model);
+}

@@ -113,6 +113,12 @@ pqc_status pqc_step_attend_wait(pqc_step* step) {
       [&] { return pqcached::client::WaitAttendInStep(step); });
 }
 
+pqc_status pqc_step_check(pqc_step* step) {
+  return RecordedCall(
+      "pqc_step_check", [&](CallRecord& call) { call.Handle("step", step); },
+      [&] { return pqcached::client::CheckStep(step); });
+}
+
 pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                         const uint32_t* accepted) {
   return RecordedCall(

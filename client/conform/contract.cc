@@ -89,6 +89,7 @@ constexpr Rule kRules[] = {
     {"pqc_step_attend_begin", nullptr, nullptr, kInStep | kHidesArguments},
     {"pqc_step_attend_wait", nullptr, nullptr, kInStep | kHidesArguments},
     {"pqc_step_decode", nullptr, nullptr, kInStep | kHidesArguments},
+    {"pqc_step_check", nullptr, nullptr, kInStep},
     {"pqc_step_end", nullptr, "step", kPassesRows | kHidesArguments},
     {"pqc_step_end_with", nullptr, "step", kPassesRows | kHidesArguments},
     {"pqc_step_abandon", nullptr, "step", 0},

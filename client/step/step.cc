@@ -206,6 +206,21 @@ std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem
   return handover;
 }
 
+pqc_status CheckNoneInProgress(const pqc_step& step) {
+  if (!step.begun) return PQC_OK;
+  return Fail(PQC_FAILED_PRECONDITION, "step",
+              "an attention is in progress; call pqc_step_attend_wait first");
+}
+
+// Checks that what the step has read was valid.
+pqc_status ConfirmItems(const pqc_step& step) {
+  for (size_t i = 0; i < step.items.size(); ++i) {
+    const pqc_status status = step.client->reads->Confirm(step, step.items[i]);
+    if (status != PQC_OK) return PrefixItem(i, status);
+  }
+  return PQC_OK;
+}
+
 }  // namespace
 
 pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
@@ -276,14 +291,18 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   return PQC_OK;
 }
 
+pqc_status CheckStep(pqc_step* step) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
+  if (step->gpu) return Fail(PQC_UNIMPLEMENTED, "step", "it is a step on a GPU");
+  RETURN_IF_ERROR(CheckNoneInProgress(*step));
+  return AdviseInStep(ConfirmItems(*step), step->no_wait, false);
+}
+
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                    const uint32_t* accepted, const pqc_row_options* caller_options) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   const OwnedStep owned(step);
-  if (step->begun) {
-    return Fail(PQC_FAILED_PRECONDITION, "step",
-                "an attention is in progress; call pqc_step_attend_wait first");
-  }
+  RETURN_IF_ERROR(CheckNoneInProgress(*step));
   Remote* remote = nullptr;
   RETURN_IF_ERROR(FindRemote(*step->client, &remote));
   RETURN_IF_ERROR(ReadStepRows(*step, layers, layer_count, &step->blocks));
@@ -297,10 +316,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
   if (step->gpu) {
     RETURN_IF_ERROR(FinishOnGpu(*step, layers, layer_count));
   }
-  for (size_t i = 0; i < step->items.size(); ++i) {
-    const pqc_status status = step->client->reads->Confirm(*step, step->items[i]);
-    if (status != PQC_OK) return AdviseInStep(PrefixItem(i, status), step->no_wait, true);
-  }
+  RETURN_IF_ERROR(AdviseInStep(ConfirmItems(*step), step->no_wait, true));
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
     step->handovers.push_back(MakePendingUpdate(*step, item,

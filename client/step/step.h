@@ -162,6 +162,8 @@ struct StepTarget {
 pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
                      uint32_t item_count, const pqc_step_options* caller_options,
                      pqc_step** caller_step);
+// Implements pqc_step_check.
+pqc_status CheckStep(pqc_step* step);
 // Implements pqc_step_end_with. Takes the step, also when it fails.
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                    const uint32_t* accepted, const pqc_row_options* caller_options);

@@ -129,7 +129,7 @@ TEST(LlamaAttentionTest, RunsAreWhatTheMaskSays) {
       ASSERT_EQ(Describe(node.node, &attention), nullptr);
       std::vector<CellRun> runs;
       for (uint32_t stream = 0; stream < 2; ++stream) {
-        ASSERT_TRUE(ReadMask(attention, stream, &runs));
+        ASSERT_TRUE(ReadMask(attention, stream, {}, &runs));
         std::vector<uint64_t> seen_by(cells, 0);
         uint32_t end = 0;
         for (const CellRun& run : runs) {
@@ -155,7 +155,7 @@ TEST(LlamaAttentionTest, NeighboursThatTheSameTokensSeeAreOneRun) {
   Attention attention;
   ASSERT_EQ(Describe(node.node, &attention), nullptr);
   std::vector<CellRun> runs;
-  ASSERT_TRUE(ReadMask(attention, 0, &runs));
+  ASSERT_TRUE(ReadMask(attention, 0, {}, &runs));
   ASSERT_EQ(runs.size(), 2u);
   EXPECT_EQ(runs[0].end, 1000u);
   EXPECT_EQ(runs[0].seen_by, 3u);
@@ -171,28 +171,61 @@ TEST(LlamaAttentionTest, OtherValuesOfAMaskAreRefused) {
     Attention attention;
     ASSERT_EQ(Describe(node.node, &attention), nullptr);
     std::vector<CellRun> runs;
-    EXPECT_FALSE(ReadMask(attention, 0, &runs)) << cell;
+    EXPECT_FALSE(ReadMask(attention, 0, {}, &runs)) << cell;
   }
 }
 
 TEST(LlamaSettingsTest, WordsAreParsed) {
   Settings settings;
   EXPECT_EQ(ParseSettings("", &settings), "");
+  EXPECT_FALSE(settings.selects());
   EXPECT_EQ(settings.min_tokens, 4096u);
-  EXPECT_EQ(ParseSettings("exact,min_tokens=17,kernel_level=portable", &settings), "");
+  EXPECT_EQ(
+      ParseSettings("k=2048,min_tokens=17,kernel_level=portable,endpoint=unix:///a,index=flat,"
+                    "sink_tokens=4,window_tokens=32",
+                    &settings),
+      "");
+  EXPECT_TRUE(settings.selects());
+  EXPECT_EQ(settings.selected_tokens, 2048u);
   EXPECT_EQ(settings.min_tokens, 17u);
   EXPECT_EQ(settings.exec.level, kernels::Level::kPortable);
+  EXPECT_EQ(settings.endpoint, "unix:///a");
+  EXPECT_TRUE(settings.is_flat);
+  EXPECT_EQ(settings.sink_tokens, 4u);
+  EXPECT_EQ(settings.window_tokens, 32u);
+  EXPECT_EQ(ParseSettings("ratio=0.1,index=pq", &settings), "");
+  EXPECT_EQ(settings.selected_tokens, 0u) << "the later one of k and ratio holds";
+  EXPECT_EQ(settings.ratio, 0.1);
+  EXPECT_FALSE(settings.is_flat);
+  EXPECT_EQ(ParseSettings("exact", &settings), "");
+  EXPECT_FALSE(settings.selects());
 }
 
 TEST(LlamaSettingsTest, WrongWordsAreNamed) {
-  Settings settings;
-  EXPECT_EQ(ParseSettings("exact,speed=9", &settings),
-            "PQCACHED_LLAMA: \"speed=9\" is not exact, min_tokens=NUMBER or kernel_level=NAME");
+  const auto wrong = [](const std::string& words) {
+    Settings settings;
+    return ParseSettings(words, &settings);
+  };
+  const auto number = [](const std::string& word, const std::string& range) {
+    return "PQCACHED_LLAMA: \"" + word + "\" is not " + word.substr(0, word.find('=')) +
+           "=NUMBER of " + range;
+  };
+  EXPECT_EQ(wrong("exact,speed=9"),
+            "PQCACHED_LLAMA: \"speed=9\" is not exact, k=NUMBER, ratio=NUMBER, index=NAME, "
+            "sink_tokens=NUMBER, window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS or "
+            "kernel_level=NAME");
   for (const char* word : {"min_tokens", "min_tokens=", "min_tokens=-1", "min_tokens=1x"}) {
-    EXPECT_EQ(ParseSettings(word, &settings),
-              "PQCACHED_LLAMA: \"" + std::string(word) + "\" is not min_tokens=NUMBER");
+    EXPECT_EQ(wrong(word), number(word, "0 to 1073741824"));
   }
-  EXPECT_EQ(ParseSettings("kernel_level=sse", &settings),
+  EXPECT_EQ(wrong("k=0"), number("k=0", "1 to 1073741824"));
+  EXPECT_EQ(wrong("window_tokens=0"), number("window_tokens=0", "1 to 1073741824"));
+  EXPECT_EQ(wrong("sink_tokens=1073741825"), number("sink_tokens=1073741825", "0 to 1073741824"));
+  for (const char* word : {"ratio=0", "ratio=1.1", "ratio=x", "ratio", "ratio=nan"}) {
+    EXPECT_EQ(wrong(word), "PQCACHED_LLAMA: \"" + std::string(word) +
+                               "\" is not ratio=NUMBER above 0 and at most 1");
+  }
+  EXPECT_EQ(wrong("index=hnsw"), "PQCACHED_LLAMA: \"index=hnsw\" is not index=pq or index=flat");
+  EXPECT_EQ(wrong("kernel_level=sse"),
             "PQCACHED_LLAMA: \"kernel_level=sse\" is not kernel_level=NAME, for example avx2");
 }
 

@@ -108,8 +108,8 @@ class RandomOperations:
     def test_wrong_settings_are_refused_and_the_engine_runs(self):
         model = self.model(3)
         plain, _ = self.logits(self.version, model, 13, 20, [])
-        for settings, message in (("k", 'PQCACHED_LLAMA: "k" is not exact, min_tokens=NUMBER or kernel_level=NAME'),
-                                  ("min_tokens=x", '"min_tokens=x" is not min_tokens=NUMBER'),
+        for settings, message in (("speed", 'PQCACHED_LLAMA: "speed" is not exact, k=NUMBER, ratio=NUMBER, '),
+                                  ("min_tokens=x", '"min_tokens=x" is not min_tokens=NUMBER of 0 to '),
                                   ("exact,kernel_level=mmx", '"kernel_level=mmx" is not kernel_level=NAME')):
             ours, messages = self.logits(self.version, model, 13, 20, [], PLUGIN, settings)
             self.assertIn(f"ggml-pqcached: not used, and llama.cpp runs without it: ", messages)

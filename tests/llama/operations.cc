@@ -1,14 +1,17 @@
 // Runs random operations of llama.cpp's API on a model, and writes the logits of all tokens that
 // are asked for. The operations depend on the seed only, so that two runs, with and without the
-// plug-in, are compared number by number.
+// plug-in, are compared number by number. `paced` waits between operations, so that the sidecar can
+// keep up.
 //
-//   operations MODEL OUTPUT SEED COUNT [unified] [bf16]
+//   operations MODEL OUTPUT SEED COUNT [unified] [bf16] [paced]
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "ggml-backend.h"
@@ -167,7 +170,7 @@ class Operations {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::fprintf(stderr, "usage: operations MODEL OUTPUT SEED COUNT [unified] [bf16]\n");
+    std::fprintf(stderr, "usage: operations MODEL OUTPUT SEED COUNT [unified] [bf16] [paced]\n");
     return 2;
   }
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
@@ -182,8 +185,10 @@ int main(int argc, char** argv) {
   params.n_seq_max = kSequences;
   params.n_threads = params.n_threads_batch = kThreads;
   params.kv_unified = false;
+  bool is_paced = false;
   for (int i = 5; i < argc; ++i) {
     if (std::strcmp(argv[i], "unified") == 0) params.kv_unified = true;
+    if (std::strcmp(argv[i], "paced") == 0) is_paced = true;
     if (std::strcmp(argv[i], "bf16") == 0) params.type_k = params.type_v = GGML_TYPE_BF16;
   }
   llama_context* context = llama_init_from_model(model, params);
@@ -193,7 +198,10 @@ int main(int argc, char** argv) {
   Operations operations(model, context, output,
                         static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10)),
                         params.type_k != GGML_TYPE_BF16);  // llama.cpp cannot rotate bf16
-  for (long i = std::strtol(argv[4], nullptr, 10); i > 0; --i) operations.RunOne();
+  for (long i = std::strtol(argv[4], nullptr, 10); i > 0; --i) {
+    operations.RunOne();
+    if (is_paced) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   std::fclose(output);
   llama_free(context);
   llama_model_free(model);

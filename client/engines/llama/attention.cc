@@ -26,8 +26,9 @@ bool ReadDType(GgmlType type, DType* dtype) {
     case kGgmlBf16:
       *dtype = DType::kBf16;
       return true;
+    default:
+      return false;
   }
-  return false;
 }
 
 bool IsDim(int64_t dim) { return dim >= 32 && dim <= 256 && dim % 8 == 0; }
@@ -60,6 +61,12 @@ const char* DescribeShapes(const GgmlTensor& node, Attention* attention) {
   attention->streams = static_cast<uint32_t>(q.ne[3]);
   attention->cells = static_cast<uint32_t>(k.ne[1]);
   attention->cell_bytes = k.nb[1];
+  if (k.nb[1] != 0) {
+    attention->stream_cells = static_cast<uint32_t>(k.nb[3] / k.nb[1]);
+    const auto offset =
+        static_cast<const std::byte*>(k.data) - static_cast<const std::byte*>(RootOf(&k)->data);
+    attention->first_cell = static_cast<uint32_t>(static_cast<size_t>(offset) / k.nb[1]);
+  }
   if (attention->cell_bytes < element * std::max(attention->key_dim, attention->value_dim)) {
     return "K or V that repeats rows";
   }
@@ -140,7 +147,36 @@ const char* Describe(const GgmlTensor& node, Attention* attention) {
   return DescribeShapes(node, attention);
 }
 
-bool ReadMask(const Attention& attention, uint32_t stream, std::vector<CellRun>* runs) {
+void LoadQuery(const Attention& attention, uint32_t stream, uint32_t token, uint32_t head,
+               float* to) {
+  const GgmlTensor& q = *attention.node->src[0];
+  const auto* const from = reinterpret_cast<const float*>(
+      static_cast<const std::byte*>(q.data) + token * q.nb[1] + head * q.nb[2] + stream * q.nb[3]);
+  for (uint32_t i = 0; i < attention.key_dim; ++i) {
+    std::byte rounded[4];
+    kernels::StoreElement(attention.dtype, rounded, 0, from[i]);
+    to[i] = kernels::LoadElement(attention.dtype, rounded, 0);
+  }
+}
+
+const GgmlTensor* RootOf(const GgmlTensor* tensor) {
+  while (tensor->view_src != nullptr) tensor = tensor->view_src;
+  return tensor;
+}
+
+bool ReadSeen(const Attention& attention, uint32_t stream, uint32_t token,
+              std::span<uint64_t> words) {
+  const uint16_t* const row = MaskRow(attention, stream, token);
+  for (uint32_t begin = 0; begin < attention.cells; begin += kWordCells) {
+    uint64_t seen = 0;
+    if (!ReadWord(row + begin, std::min(kWordCells, attention.cells - begin), &seen)) return false;
+    words[begin / kWordCells] |= seen;
+  }
+  return true;
+}
+
+bool ReadMask(const Attention& attention, uint32_t stream, std::span<const uint64_t* const> hidden,
+              std::vector<CellRun>* runs) {
   runs->clear();
   uint64_t words[kMostTokens];
   for (uint32_t begin = 0; begin < attention.cells; begin += kWordCells) {
@@ -148,6 +184,7 @@ bool ReadMask(const Attention& attention, uint32_t stream, std::vector<CellRun>*
     uint64_t changes = 0;  // bit i: another set of tokens sees cell i than cell i - 1
     for (uint32_t t = 0; t < attention.tokens; ++t) {
       if (!ReadWord(MaskRow(attention, stream, t) + begin, count, &words[t])) return false;
+      if (!hidden.empty() && hidden[t] != nullptr) words[t] &= ~hidden[t][begin / kWordCells];
       changes |= words[t] ^ (words[t] << 1);
     }
     changes |= 1;

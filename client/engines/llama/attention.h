@@ -8,6 +8,7 @@
 #define PQCACHED_CLIENT_ENGINES_LLAMA_ATTENTION_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "client/engines/llama/ggml_abi.h"
@@ -30,6 +31,9 @@ struct Attention {
   float scale = 1.0f;
   float softcap = 0.0f;
   size_t cell_bytes = 0;  // from a cell's row to the next one, of K and of V
+  // Cells over all streams: cell c of stream s is first_cell + s * stream_cells + c.
+  uint32_t first_cell = 0;
+  uint32_t stream_cells = 0;
   const GgmlTensor* node = nullptr;
 };
 
@@ -43,9 +47,24 @@ struct CellRun {
   uint64_t seen_by;
 };
 
+// Copies a query, rounded to the type of K: ggml rounds queries likewise, with and without flash
+// attention. to: [key_dim].
+void LoadQuery(const Attention& attention, uint32_t stream, uint32_t token, uint32_t head,
+               float* to);
+
+// Returns the tensor that a tensor is a view of.
+const GgmlTensor* RootOf(const GgmlTensor* tensor);
+
 // Sets `runs` to the visible cells of a stream, ascending. Returns false when the mask has other
-// values than 0 and minus infinity.
-bool ReadMask(const Attention& attention, uint32_t stream, std::vector<CellRun>* runs);
+// values than 0 and minus infinity. hidden[t], where it is not null: cells that token t is not to
+// see, as bits of words from cell 0 of the stream on.
+bool ReadMask(const Attention& attention, uint32_t stream, std::span<const uint64_t* const> hidden,
+              std::vector<CellRun>* runs);
+
+// Adds the cells that a token sees to `words`, as bits from cell 0 of the stream on. Returns false
+// as ReadMask does.
+bool ReadSeen(const Attention& attention, uint32_t stream, uint32_t token,
+              std::span<uint64_t> words);
 
 }  // namespace pqcached::llama
 

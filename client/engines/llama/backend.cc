@@ -7,22 +7,24 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "client/engines/llama/attention.h"
 #include "client/engines/llama/engine_threads.h"
 #include "client/engines/llama/ggml_api.h"
+#include "client/engines/llama/log.h"
 #include "client/engines/llama/own_rows.h"
+#include "client/engines/llama/selection.h"
 #include "client/engines/llama/settings.h"
+#include "client/engines/llama/sidecar.h"
 
 namespace pqcached::llama {
 namespace {
 
 constexpr const char* kName = "PQCACHED";
 constexpr const char* kDescription = "pqcached: attention to long contexts";
-
-// Prints one line, as ggml's own messages.
-void Log(const std::string& line) { std::fprintf(stderr, "ggml-pqcached: %s\n", line.c_str()); }
 
 // Which attention nodes the plug-in takes.
 //
@@ -32,6 +34,9 @@ void Log(const std::string& line) { std::fprintf(stderr, "ggml-pqcached: %s\n", 
 // is computed. So nodes of a layer are taken once two numbers of tokens have been seen for it.
 class Claims {
  public:
+  // Has nodes of a prefill taken as well: then their tokens are seen before they are decoded.
+  void TakePrefill() { takes_prefill_ = true; }
+
   bool Take(const GgmlTensor& node) {
     Attention attention;
     const char* refusal = Describe(node, &attention);
@@ -42,28 +47,56 @@ class Claims {
       }
       return false;
     }
-    const GgmlTensor* root = node.src[1];
-    while (root->view_src != nullptr) root = root->view_src;
+    const GgmlTensor* const keys = RootOf(node.src[1]);
+    const GgmlTensor* const values = RootOf(node.src[2]);
     const uint64_t tokens = uint64_t{attention.tokens} * attention.streams;
-    const auto [seen, is_new] = layers_.try_emplace(root, Layer{tokens, false});
-    if (seen->second.first_tokens != tokens) seen->second.is_taken = true;
-    return seen->second.is_taken && attention.tokens <= kMostTokens;
+    Layer& layer = layers_.try_emplace(keys, Layer{tokens}).first->second;
+    if (layer.first_tokens != tokens) {
+      layer.is_taken = true;
+      values_.insert(values);
+    }
+    layer.shape = attention;
+    layer.arrays = {keys, static_cast<const std::byte*>(keys->data),
+                    static_cast<const std::byte*>(values->data)};
+    return layer.is_taken && (takes_prefill_ || attention.tokens <= kMostTokens);
+  }
+
+  // Returns whether a tensor has the keys or the values of a layer that is taken.
+  bool HasRows(const GgmlTensor* root) {
+    const std::lock_guard lock(mutex_);
+    const auto found = layers_.find(root);
+    return (found != layers_.end() && found->second.is_taken) || values_.contains(root);
+  }
+
+  // Finds the layer whose keys a tensor has.
+  bool Find(const GgmlTensor* keys, LayerArrays* arrays, Attention* shape) {
+    const std::lock_guard lock(mutex_);
+    const auto found = layers_.find(keys);
+    if (found == layers_.end()) return false;
+    *arrays = found->second.arrays;
+    *shape = found->second.shape;
+    return true;
   }
 
   // Forgets the layers: a new context may have its layers at the addresses of an earlier one's.
   void Forget() {
     const std::lock_guard lock(mutex_);
     layers_.clear();
+    values_.clear();
   }
 
  private:
   struct Layer {
     uint64_t first_tokens;
-    bool is_taken;
+    bool is_taken = false;
+    Attention shape = {};
+    LayerArrays arrays = {};
   };
 
+  bool takes_prefill_ = false;
   std::mutex mutex_;
   std::map<const GgmlTensor*, Layer> layers_;  // by the tensor that K is a view of
+  std::set<const GgmlTensor*> values_;         // tensors that V is a view of
   std::set<std::string> said_;
 };
 
@@ -85,11 +118,22 @@ Plugin& ThePlugin() {
 // The state of one llama_context.
 class Context {
  public:
-  Context() : threads_(ThePlugin().api), own_rows_(ThePlugin().settings.exec) {}
+  Context() : threads_(ThePlugin().api), own_rows_(ThePlugin().settings.exec) {
+    const Settings& settings = ThePlugin().settings;
+    if (settings.selects()) selection_ = std::make_unique<Selection>(settings, &threads_);
+  }
   ~Context() {
     if (own_nodes_ + other_nodes_ == 0) return;
-    Log("computed " + std::to_string(own_nodes_) + " attention nodes, and left " +
-        std::to_string(other_nodes_) + " to llama.cpp");
+    std::string line = "computed " + std::to_string(own_nodes_) + " attention nodes, and left " +
+                       std::to_string(other_nodes_) + " to llama.cpp";
+    if (selection_ != nullptr) {
+      char text[96];
+      std::snprintf(text, sizeof(text), "; selected tokens in %llu; the longest wait was %.3f ms",
+                    static_cast<unsigned long long>(selection_->selected_nodes()),
+                    selection_->longest_wait_ms());
+      line += text;
+    }
+    Log(line);
   }
 
   bool is_usable() const { return threads_.is_usable(); }
@@ -107,6 +151,8 @@ class Context {
           continue;
         }
         ++other_nodes_;
+      } else if (selection_ != nullptr && IsSetRows(api, *node)) {
+        NoteWrite(*node);
       }
       if (const GgmlStatus status = threads_.ComputeByGgml(node); status != kGgmlSuccess) {
         return status;
@@ -119,15 +165,51 @@ class Context {
   // Returns false when the node is to be computed by ggml.
   bool ComputeAttention(const GgmlTensor& node) {
     Attention attention;
-    if (Describe(node, &attention) != nullptr || attention.tokens > kMostTokens) return false;
+    if (Describe(node, &attention) != nullptr) return false;
+    if (attention.tokens > kMostTokens) {
+      if (selection_ != nullptr) selection_->NotePrefill(attention);
+      return false;
+    }
     if (!own_rows_.Prepare(attention)) return false;
     if (own_rows_.seen_cells() < ThePlugin().settings.min_tokens) return false;
-    own_rows_.Compute(threads_.crew());
+    if (selection_ == nullptr) {
+      own_rows_.Compute(threads_.crew());
+      return true;
+    }
+    const std::span<const kernels::Partial> others = AttendSelected(attention);
+    own_rows_.Compute(threads_.crew(), others);
+    selection_->Finish(attention);
     return true;
+  }
+
+  // Attends to the cells that the sidecar has, if it can, and leaves the others to own_rows_.
+  std::span<const kernels::Partial> AttendSelected(const Attention& attention) {
+    const std::span<const uint64_t* const> hidden = selection_->Prepare(attention);
+    if (hidden.empty()) return {};
+    const std::span<const kernels::Partial> others = selection_->Attend(attention);
+    if (!others.empty()) own_rows_.Prepare(attention, hidden);
+    return others;
+  }
+
+  // Reports the cells that a node writes, when it writes keys.
+  void NoteWrite(const GgmlTensor& node) {
+    LayerArrays arrays;
+    Attention shape;
+    if (!ThePlugin().claims.Find(RootOf(&node), &arrays, &shape)) return;  // values
+    const GgmlTensor& places = *node.src[1];
+    written_.clear();
+    if (places.type == kGgmlI64 && places.nb[0] == sizeof(int64_t)) {
+      const auto* const cells = static_cast<const int64_t*>(places.data);
+      for (int64_t i = 0; i < places.ne[0]; ++i)
+        written_.push_back(static_cast<uint32_t>(cells[i]));
+    }
+    selection_->Write(arrays, shape, written_);
   }
 
   EngineThreads threads_;
   OwnRows own_rows_;
+  std::unique_ptr<Selection> selection_;  // null: exact
+  std::vector<uint32_t> written_;
   uint64_t own_nodes_ = 0;
   uint64_t other_nodes_ = 0;  // of those that Claims has taken
 };
@@ -179,7 +261,9 @@ GgmlDevice MakeDevice(GgmlRegistry* registry) {
   device.table.supports_op = [](GgmlDevice*, const GgmlTensor* node) {
     Plugin& plugin = ThePlugin();
     return IsView(plugin.api, *node) ||
-           (node->op == plugin.api.flash_attn_op && plugin.claims.Take(*node));
+           (node->op == plugin.api.flash_attn_op && plugin.claims.Take(*node)) ||
+           (plugin.settings.selects() && IsSetRows(plugin.api, *node) &&
+            plugin.claims.HasRows(RootOf(node)));
   };
   device.table.supports_buft = [](GgmlDevice*, GgmlBufferType* type) {
     return ThePlugin().api.backend_buft_is_host(type);
@@ -211,9 +295,11 @@ GgmlRegistry* Load() {
     Log("not used, and llama.cpp runs without it: " + problem);
     return nullptr;
   }
+  if (plugin.settings.selects()) plugin.claims.TakePrefill();
   plugin.registry = MakeRegistry();
   plugin.device = MakeDevice(&plugin.registry);
-  Log(std::string("loaded into ggml ") + plugin.api.version() + "; exact, for contexts of " +
+  Log(std::string("loaded into ggml ") + plugin.api.version() + "; " +
+      (plugin.settings.selects() ? "selects tokens" : "exact") + ", for contexts of " +
       std::to_string(plugin.settings.min_tokens) + " tokens and more");
   return &plugin.registry;
 }

@@ -109,6 +109,10 @@ bool TensorsAreAsDescribed(GgmlApi* functions) {
 
 }  // namespace
 
+bool IsSetRows(const GgmlApi& api, const GgmlTensor& node) {
+  return std::strcmp(api.op_name(node.op), "SET_ROWS") == 0;
+}
+
 bool IsView(const GgmlApi& api, const GgmlTensor& node) {
   const std::string_view name = api.op_name(node.op);
   return name == "NONE" || name == "RESHAPE" || name == "VIEW" || name == "PERMUTE" ||

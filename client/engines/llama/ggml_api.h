@@ -53,6 +53,9 @@ struct GgmlApi {
 // cannot be used, or an empty text.
 std::string LoadGgmlApi(GgmlApi* api);
 
+// Returns whether a node writes rows (SET_ROWS): src[0] has the rows, src[1] their places.
+bool IsSetRows(const GgmlApi& api, const GgmlTensor& node);
+
 // Returns whether a node only describes memory, so that there is nothing to compute.
 bool IsView(const GgmlApi& api, const GgmlTensor& node);
 

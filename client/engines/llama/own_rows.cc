@@ -19,26 +19,23 @@ constexpr uint32_t kPiecesPerThread = 4;
 
 constexpr size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-float RoundTo(kernels::DType dtype, float value) {
-  std::byte stored[4];
-  kernels::StoreElement(dtype, stored, 0, value);
-  return kernels::LoadElement(dtype, stored, 0);
-}
-
 }  // namespace
 
-bool OwnRows::Prepare(const Attention& attention) {
+bool OwnRows::Prepare(const Attention& attention, std::span<const uint64_t* const> hidden) {
   attention_ = attention;
   seen_cells_ = 0;
   if (runs_.size() < attention.streams) runs_.resize(attention.streams);
   for (uint32_t stream = 0; stream < attention.streams; ++stream) {
-    if (!ReadMask(attention, stream, &runs_[stream])) return false;
+    const auto own = hidden.empty()
+                         ? hidden
+                         : hidden.subspan(size_t{stream} * attention.tokens, attention.tokens);
+    if (!ReadMask(attention, stream, own, &runs_[stream])) return false;
     for (const CellRun& run : runs_[stream]) seen_cells_ += run.end - run.begin;
   }
   return true;
 }
 
-void OwnRows::Compute(const Crew& crew) {
+void OwnRows::Compute(const Crew& crew, std::span<const Partial> others) {
   CutIntoPieces(crew.threads);
   Reserve(crew.threads);
   LoadQueries();
@@ -46,7 +43,7 @@ void OwnRows::Compute(const Crew& crew) {
   crew.run(
       crew.crew, [](void* self, uint32_t thread) { static_cast<OwnRows*>(self)->Work(thread); },
       this);
-  Merge(crew.threads);
+  Merge(crew.threads, others);
 }
 
 kernels::AttendShape OwnRows::Shape(uint32_t token_count) const {
@@ -123,21 +120,13 @@ OwnRows::Own OwnRows::OwnOf(uint32_t thread) const {
   return own;
 }
 
-// ggml rounds queries to the type of K as well, with and without flash attention.
 void OwnRows::LoadQueries() {
-  const GgmlTensor& q = *attention_.node->src[0];
-  const auto* const data = static_cast<const std::byte*>(q.data);
   float* to = queries_.data();
   for (uint32_t stream = 0; stream < attention_.streams; ++stream) {
     for (uint32_t kv_head = 0; kv_head < attention_.kv_heads; ++kv_head) {
       for (uint32_t token = 0; token < attention_.tokens; ++token) {
-        for (uint32_t g = 0; g < attention_.group_size; ++g) {
-          const uint32_t head = kv_head * attention_.group_size + g;
-          const auto* const from = reinterpret_cast<const float*>(
-              data + token * q.nb[1] + head * q.nb[2] + stream * q.nb[3]);
-          for (uint32_t i = 0; i < attention_.key_dim; ++i) {
-            *to++ = RoundTo(attention_.dtype, from[i]);
-          }
+        for (uint32_t g = 0; g < attention_.group_size; ++g, to += attention_.key_dim) {
+          LoadQuery(attention_, stream, token, kv_head * attention_.group_size + g, to);
         }
       }
     }
@@ -213,8 +202,9 @@ void OwnRows::AttendPiece(const Piece& piece, const Own& own) const {
   }
 }
 
-// Merges the threads' results, and the learned sinks of models that have them.
-void OwnRows::Merge(uint32_t threads) {
+// Merges the threads' results with the other partial attentions, and with the learned sinks of
+// models that have them.
+void OwnRows::Merge(uint32_t threads, std::span<const Partial> others) {
   const GgmlTensor& node = *attention_.node;
   const GgmlTensor* sinks = node.src[4];
   const uint32_t dim = attention_.value_dim;
@@ -225,6 +215,7 @@ void OwnRows::Merge(uint32_t threads) {
       const Own own = OwnOf(thread);
       parts_.push_back({own.sums + row * heads() * dim, own.sum_lse + row * heads()});
     }
+    if (!others.empty() && others[row].output != nullptr) parts_.push_back(others[row]);
     if (sinks != nullptr) parts_.push_back({zeros_.data(), static_cast<const float*>(sinks->data)});
     const size_t token = row % attention_.tokens, stream = row / attention_.tokens;
     auto* const output = reinterpret_cast<float*>(static_cast<std::byte*>(node.data) +

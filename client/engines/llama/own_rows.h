@@ -34,13 +34,14 @@ class OwnRows {
   explicit OwnRows(kernels::Exec exec) : exec_(exec) {}
 
   // Reads the masks. Returns false when they have values other than 0 and minus infinity; the node
-  // is then ggml's. Afterwards, seen_cells() is the number of cells that any token sees.
-  bool Prepare(const Attention& attention);
+  // is then ggml's. Afterwards, seen_cells() is the number of cells that any token sees. `hidden`:
+  // empty, or [streams, tokens] cells that a token is not to see, as ReadMask has it.
+  bool Prepare(const Attention& attention, std::span<const uint64_t* const> hidden = {});
   uint64_t seen_cells() const { return seen_cells_; }
-  const std::vector<CellRun>& runs(uint32_t stream) const { return runs_[stream]; }
 
-  // Computes the node that Prepare has read.
-  void Compute(const Crew& crew);
+  // Computes the node that Prepare has read. `others`: empty, or [streams, tokens] partial
+  // attentions over hidden cells, [query heads] each; none where the output is null.
+  void Compute(const Crew& crew, std::span<const kernels::Partial> others = {});
 
  private:
   // Cells [begin, end) of a stream, for up to kMaxAttendQueryLength tokens that see them.
@@ -71,7 +72,7 @@ class OwnRows {
   void Work(uint32_t thread);
   void AttendPiece(const Piece& piece, const Own& own) const;
   std::span<const float> QueriesOf(const Piece& piece, uint32_t kv_head, const Own& own) const;
-  void Merge(uint32_t threads);
+  void Merge(uint32_t threads, std::span<const kernels::Partial> others);
 
   kernels::Exec exec_;
   Attention attention_;

@@ -14,28 +14,81 @@ std::string Wrong(std::string_view word, std::string_view wanted) {
   return std::string(kVariable) + ": \"" + std::string(word) + "\" is not " + std::string(wanted);
 }
 
+bool ParseNumber(std::string_view text, uint64_t* number) {
+  const char* const end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, *number);
+  return error == std::errc() && parsed == end;
+}
+
+std::string ParseRatio(std::string_view word, std::string_view value, Settings* settings) {
+  const char* const end = value.data() + value.size();
+  const auto [parsed, error] = std::from_chars(value.data(), end, settings->ratio);
+  const bool is_ratio =
+      error == std::errc() && parsed == end && settings->ratio > 0.0 && settings->ratio <= 1.0;
+  settings->selected_tokens = 0;
+  return is_ratio ? "" : Wrong(word, "ratio=NUMBER above 0 and at most 1");
+}
+
+std::string ParseLevelWord(std::string_view word, std::string_view value, Settings* settings) {
+  const std::optional<kernels::Level> level = kernels::ParseLevel(value);
+  if (!level) return Wrong(word, "kernel_level=NAME, for example avx2");
+  if (*level > kernels::BestLevel()) {
+    return Wrong(word, "for this processor, whose best level is " +
+                           std::string(kernels::LevelName(kernels::BestLevel())));
+  }
+  settings->exec.level = *level;
+  return "";
+}
+
+// Numbers, with their least and largest value.
+struct NumberKey {
+  std::string_view name;
+  uint64_t Settings::*number;
+  uint64_t least;
+  uint64_t most;
+};
+constexpr uint64_t kMostTokensOfAContext = uint64_t{1} << 30;
+constexpr NumberKey kNumbers[] = {
+    {"k", &Settings::selected_tokens, 1, kMostTokensOfAContext},
+    {"sink_tokens", &Settings::sink_tokens, 0, kMostTokensOfAContext},
+    {"window_tokens", &Settings::window_tokens, 1, kMostTokensOfAContext},
+    {"min_tokens", &Settings::min_tokens, 0, kMostTokensOfAContext},
+};
+
 std::string ParseWord(std::string_view word, Settings* settings) {
-  if (word.empty() || word == "exact") return "";
+  if (word.empty()) return "";
+  if (word == "exact") {
+    settings->selected_tokens = 0;
+    settings->ratio = 0.0;
+    return "";
+  }
   const size_t equal = word.find('=');
   const std::string_view key = word.substr(0, equal);
   const std::string_view value = equal == word.npos ? "" : word.substr(equal + 1);
-  if (key == "min_tokens") {
-    const char* const end = value.data() + value.size();
-    const auto [parsed, error] = std::from_chars(value.data(), end, settings->min_tokens);
-    if (error == std::errc() && parsed == end) return "";
-    return Wrong(word, "min_tokens=NUMBER");
-  }
-  if (key == "kernel_level") {
-    const std::optional<kernels::Level> level = kernels::ParseLevel(value);
-    if (!level) return Wrong(word, "kernel_level=NAME, for example avx2");
-    if (*level > kernels::BestLevel()) {
-      return Wrong(word, "for this processor, whose best level is " +
-                             std::string(kernels::LevelName(kernels::BestLevel())));
+  for (const NumberKey& each : kNumbers) {
+    if (key != each.name) continue;
+    uint64_t number = 0;
+    if (!ParseNumber(value, &number) || number < each.least || number > each.most) {
+      return Wrong(word, std::string(each.name) + "=NUMBER of " + std::to_string(each.least) +
+                             " to " + std::to_string(each.most));
     }
-    settings->exec.level = *level;
+    settings->*each.number = number;
+    if (key == "k") settings->ratio = 0.0;
     return "";
   }
-  return Wrong(word, "exact, min_tokens=NUMBER or kernel_level=NAME");
+  if (key == "ratio") return ParseRatio(word, value, settings);
+  if (key == "kernel_level") return ParseLevelWord(word, value, settings);
+  if (key == "index") {
+    settings->is_flat = value == "flat";
+    return settings->is_flat || value == "pq" ? "" : Wrong(word, "index=pq or index=flat");
+  }
+  if (key == "endpoint" && !value.empty()) {
+    settings->endpoint = value;
+    return "";
+  }
+  return Wrong(word,
+               "exact, k=NUMBER, ratio=NUMBER, index=NAME, sink_tokens=NUMBER, "
+               "window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS or kernel_level=NAME");
 }
 
 }  // namespace

@@ -1,8 +1,13 @@
 // Settings of the plug-in: the environment variable PQCACHED_LLAMA, words separated by commas.
 //
-//   exact             attends to everything (default)
-//   min_tokens=4096   leaves shorter contexts to ggml
-//   kernel_level=avx2 limits the instruction set
+//   exact               attends to everything (default)
+//   k=2048              attends to sink, window and 2048 selected tokens
+//   ratio=0.1           likewise to a tenth of the context, sink and window included
+//   index=pq            selects by product quantization (default), or index=flat by exact scores
+//   sink_tokens=16, window_tokens=64
+//   endpoint=unix:///run/pqcached/pqcached.sock   the sidecar, which k and ratio need
+//   min_tokens=4096     leaves shorter contexts to ggml
+//   kernel_level=avx2   limits the instruction set
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_SETTINGS_H_
 #define PQCACHED_CLIENT_ENGINES_LLAMA_SETTINGS_H_
 
@@ -15,6 +20,14 @@
 namespace pqcached::llama {
 
 struct Settings {
+  bool selects() const { return selected_tokens > 0 || ratio > 0.0; }
+
+  uint64_t selected_tokens = 0;  // k
+  double ratio = 0.0;
+  bool is_flat = false;
+  uint64_t sink_tokens = 16;
+  uint64_t window_tokens = 64;
+  std::string endpoint = "unix:///run/pqcached/pqcached.sock";
   uint64_t min_tokens = 4096;
   kernels::Exec exec;
 };

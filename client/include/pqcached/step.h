@@ -271,6 +271,17 @@ PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const p
  * Errors: those of pqc_step_attend, and PQC_FAILED_PRECONDITION (none was begun) */
 PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
 
+/* Checks that all that the step's calls have read so far was valid when they read it, as pqc_step_end
+ * does: after PQC_OK, results of earlier calls may be used before the step ends. For engines that
+ * can compute a layer in another way when the check fails. After PQC_DEADLINE_EXCEEDED in a step
+ * with PQC_STEP_NO_WAIT the call may be repeated, after other errors the step is to be abandoned. On
+ * the remote path there is nothing to check.
+ *
+ * Errors: PQC_FAILED_PRECONDITION  an attention was begun and not waited for
+ *         PQC_UNIMPLEMENTED        a step on a GPU
+ *         and those of pqc_step_end that are not about its arguments */
+PQC_API pqc_status pqc_step_check(pqc_step* step);
+
 /* Ends the step and closes the handle, whatever the status is. layers [layer_count]: every stored
  * layer once that was not decoded (pqc_step_decode), with the rows of the step's tokens: keys
  * [query tokens of all items, kv_heads, key_dim] and values [.., value_dim]; copied before the call

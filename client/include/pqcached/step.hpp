@@ -225,6 +225,10 @@ class Step {
   // Waits for the attention that AttendBegin started; returns its status (pqc_step_attend_wait).
   Status AttendWait() { return Status(pqc_step_attend_wait(handle_.get())); }
 
+  // Checks that what the step has read so far was valid: then results may be used before End
+  // (pqc_step_check).
+  Status Check() { return Status(pqc_step_check(handle_.get())); }
+
   // Passes the rows of the step's tokens, [query tokens of all items, kv_heads, dim] of every
   // stored layer that was not decoded, and closes the step, whatever the status is. `accepted`,
   // [items]: how many query tokens of each item remain; empty = all. `names`, [items]: names of

@@ -751,6 +751,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_step_attend_begin": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Selection),
         POINTER(StepAttention)]),
     "pqc_step_attend_wait": (c_uint32, [c_void_p]),
+    "pqc_step_check": (c_uint32, [c_void_p]),
     "pqc_step_end": (c_uint32, [c_void_p, POINTER(LayerRows), c_uint32, c_void_p]),
     "pqc_step_end_with": (c_uint32, [c_void_p, POINTER(LayerRows), c_uint32, c_void_p,
         POINTER(RowOptions)]),

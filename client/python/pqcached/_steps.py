@@ -298,6 +298,13 @@ class Step(Closable):
         assert isinstance(found, StepAttention)
         return found
 
+    def check(self) -> None:
+        """Raises when something that the step has read so far was not valid: without an error, its
+        results may be used before end().
+        """
+        with self._handle as step:
+            check(self._library.pqc_step_check(step))
+
     def _attention(self, layer: int, queries: ArrayLike, out: Optional[Tuple[Any, Any]],
                    log_base: LogBase) -> Tuple[Any, abi.StepAttention, StepAttention]:
         group = self._items[0].sequence._group(layer)

@@ -279,7 +279,10 @@ class StepsOverOnePath(OnePath):
         with self.client.begin_step([(sequence, TOKENS)], SOME) as step:
             with self.fails(pqcached.FailedPrecondition, "attend_begin"):
                 step.attend_wait()
+            step.check()
             step.attend_begin(0, self.layer.queries[None])
+            with self.fails(pqcached.FailedPrecondition, "attend_wait"):
+                step.check()
             with self.fails(pqcached.FailedPrecondition, "attend_wait"):
                 step.end({0: new_rows(1, seed=6)})
 

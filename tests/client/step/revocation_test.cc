@@ -137,8 +137,11 @@ TEST_F(RevocationTest, AStepOfARevokedLeaseFailsAlsoAfterAnotherCallHasANewLease
   std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
   Step step = Must(client_.BeginStep(items, &most_));
   MustBeOk(step.Attend(0, layer_.queries(), output, lse));
+  MustBeOk(step.Check());
   ReplaceEnd(sequence, other_);
+  Expect(step.Check(), PQC_ABORTED, "items[0].sequence", "abandon the step");
   MustBeOk(sequence.TopK(QueryAtEnd(layer_), most_).status());
+  Expect(step.Check(), PQC_ABORTED, "items[0].sequence");
   Expect(step.Attend(1, layer_.queries(), output, lse), PQC_ABORTED, "items[0].sequence");
   Expect(step.End(Rows(layer_, kTokens - 1, kTokens)), PQC_ABORTED, "items[0].sequence");
 }

@@ -55,6 +55,7 @@ TEST_F(WorkerEndTest, AStepGoesOnWithoutAWorkerAndTheNextOneStoresItsRows) {
     MustBeOk(Attend(step, layer, 0, &seen));
     sidecar_.KillWorker();
     MustBeOk(Attend(step, layer, 1, &seen));
+    MustBeOk(step.Check());
     MustBeOk(step.End(Rows(layer, position, position + 1)));
     EXPECT_EQ(seen, expected);
     sidecar_.StartWorker();
@@ -99,7 +100,7 @@ TEST_F(WorkerEndTest, AStepWhoseSequenceTheNextWorkerLacksIsRefused) {
   ASSERT_TRUE(sidecar_.store->DropSequence(kTestTenant, sequence.id()).ok());
   sidecar_.StartWorker();
   Status status = Attend(step, layer, 0, &seen);
-  if (status.ok()) status = step.End(Rows(layer, 300, 301));
+  if (status.ok()) status = step.Check();
   Expect(status, PQC_NOT_FOUND, "items[0].sequence");
 }
 
@@ -110,6 +111,7 @@ TEST_F(WorkerEndTest, AStepOfASessionThatItsWorkerEndsIsRefused) {
   Seen seen;
   Step step = Must(client_.BeginStep(items, &selection_));
   sidecar_.EndWorker();
+  Expect(step.Check(), PQC_UNAVAILABLE, "", "worker");
   Expect(Attend(step, layer, 0, &seen), PQC_UNAVAILABLE, "", "worker");
 }
 

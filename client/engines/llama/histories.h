@@ -1,0 +1,124 @@
+// Which cells of llama.cpp's KV cache are which tokens of which sequence.
+//
+// A backend sees neither sequences nor positions. It sees which cells a graph writes (SET_ROWS), and
+// which cells a query token sees (the mask). From these, a *history* is made: cells in the order in
+// which a sequence has them, which one query token saw together. A query token continues the
+// history whose cells it sees all of, and the longest if there are several. A history becomes
+// shorter when one of its cells is written again, is not seen any more (a roll-back), or has other
+// rows than it had (a restored state or a context shift, which no graph shows).
+//
+// Cells are numbered over all streams. Not thread-safe.
+#ifndef PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_
+#define PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace pqcached::llama {
+
+// A set of cells: bit i of word w is cell 64 w + i.
+class CellSet {
+ public:
+  explicit CellSet(uint32_t cells = 0) : words_((cells + 63) / 64, 0) {}
+  void Clear() { words_.assign(words_.size(), 0); }
+  void Add(uint32_t cell) { words_[cell / 64] |= uint64_t{1} << cell % 64; }
+  void Remove(uint32_t cell) { words_[cell / 64] &= ~(uint64_t{1} << cell % 64); }
+  bool Has(uint32_t cell) const { return (words_[cell / 64] >> cell % 64 & 1) != 0; }
+  std::span<const uint64_t> words() const { return words_; }
+  std::span<uint64_t> words() { return words_; }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+struct History {
+  explicit History(uint32_t cell_count) : has(cell_count), hidden(cell_count) {}
+
+  uint64_t id = 0;
+  std::vector<uint32_t> cells;   // of token i
+  std::vector<uint64_t> prints;  // of the rows of token i: FingerprintOf
+  CellSet has;                   // all of `cells`
+  CellSet hidden;                // cells [hidden_begin, hidden_end) of `cells`: Hide
+  uint32_t hidden_begin = 0;
+  uint32_t hidden_end = 0;
+  uint64_t last_used = 0;
+  bool is_gone = false;  // dropped from the list
+
+  uint32_t size() const { return static_cast<uint32_t>(cells.size()); }
+  // Sets `hidden` to tokens [begin, end). A later end costs as much as the tokens between.
+  void Hide(uint32_t begin, uint32_t end);
+};
+
+// Reads the 8 bytes by which a cell's rows are recognised, of the last layer's key: it depends on
+// all tokens before, and on the position.
+using FingerprintOf = uint64_t (*)(const void* context, uint32_t cell);
+
+class Histories {
+ public:
+  // `cells`: of all streams.
+  explicit Histories(uint32_t cells) : cell_count_(cells) {}
+
+  uint32_t cell_count() const { return cell_count_; }
+  const std::vector<std::shared_ptr<History>>& all() const { return all_; }
+
+  // Shortens the histories that have a cell of `written`. `shortened` is called for each.
+  template <class Shortened>
+  void Write(std::span<const uint32_t> written, Shortened shortened) {
+    for (const auto& history : all_) {
+      uint32_t keep = history->size();
+      for (const uint32_t cell : written) {
+        if (history->has.Has(cell)) keep = std::min(keep, TokenAt(*history, cell));
+      }
+      if (keep < history->size()) shortened(history, keep);
+    }
+  }
+
+  // Returns the history that a query token continues, made longer by the cells that it sees and the
+  // history lacks, in the order of their numbers; or a new one, when no history has at least half
+  // of the cells in common. `seen` is without the cells that the graph writes. Histories in `taken`
+  // are not made shorter. `shortened` is called before that.
+  template <class Shortened>
+  std::shared_ptr<History> Continue(const CellSet& seen,
+                                    std::span<const std::shared_ptr<History>> taken,
+                                    FingerprintOf fingerprint, const void* context,
+                                    Shortened shortened) {
+    uint32_t common = 0;
+    std::shared_ptr<History> best = Best(seen, taken, &common);
+    if (best == nullptr) return Begin(seen, fingerprint, context);
+    common = std::min(common, FirstChanged(*best, common, fingerprint, context));
+    if (common < best->size()) shortened(best, common);
+    best->last_used = ++uses_;
+    AddSeen(seen, fingerprint, context, best.get());
+    return best;
+  }
+
+  // Adds a cell that a step has stored, as the next token.
+  static void Append(History* history, uint32_t cell, uint64_t print);
+  // Keeps the first `keep` tokens.
+  static void Shorten(History* history, uint32_t keep);
+
+ private:
+  static uint32_t TokenAt(const History& history, uint32_t cell);
+  // The number of first tokens of a history that are seen.
+  static uint32_t SeenTokens(const History& history, const CellSet& seen);
+  static uint32_t FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
+                               const void* context);
+  static void AddSeen(const CellSet& seen, FingerprintOf fingerprint, const void* context,
+                      History* history);
+  std::shared_ptr<History> Best(const CellSet& seen,
+                                std::span<const std::shared_ptr<History>> taken,
+                                uint32_t* common) const;
+  std::shared_ptr<History> Begin(const CellSet& seen, FingerprintOf fingerprint,
+                                 const void* context);
+
+  uint32_t cell_count_;
+  uint64_t uses_ = 0;
+  uint64_t next_id_ = 1;
+  std::vector<std::shared_ptr<History>> all_;
+};
+
+}  // namespace pqcached::llama
+
+#endif  // PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_

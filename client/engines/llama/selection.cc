@@ -1,0 +1,439 @@
+#include "client/engines/llama/selection.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "client/engines/llama/log.h"
+
+namespace pqcached::llama {
+namespace {
+
+constexpr uint32_t kMostItemTokens = 8;  // query tokens of a sequence in a step
+constexpr uint32_t kClientThreads = 256;
+
+// Measures a wait, from its construction to its end.
+class WaitTimer {
+ public:
+  explicit WaitTimer(double* longest_ms) : longest_ms_(longest_ms) {}
+  ~WaitTimer() {
+    const std::chrono::duration<double, std::milli> time =
+        std::chrono::steady_clock::now() - begin_;
+    *longest_ms_ = std::max(*longest_ms_, time.count());
+  }
+  WaitTimer(const WaitTimer&) = delete;
+  WaitTimer& operator=(const WaitTimer&) = delete;
+
+ private:
+  double* longest_ms_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// Set on the thread that computes the graph, which alone may use the engine's other threads.
+thread_local bool is_engine_thread = false;
+
+}  // namespace
+
+Selection::Selection(const Settings& settings, EngineThreads* threads)
+    : settings_(settings), threads_(threads) {}
+
+Selection::~Selection() {
+  if (step_ != nullptr) pqc_step_abandon(step_);
+}
+
+void Selection::Write(const LayerArrays& arrays, const Attention& shape,
+                      std::span<const uint32_t> cells) {
+  if (is_off_) return;
+  const bool is_first =
+      !layers_.arrays.empty() && layers_.arrays.front().keys_root == arrays.keys_root;
+  if (!is_learned_ && is_first) {
+    is_learned_ = true;
+    histories_ = std::make_unique<Histories>(static_cast<uint32_t>(
+        arrays.keys_root->ne[1] * std::max<int64_t>(1, arrays.keys_root->ne[2])));
+    seen_ = CellSet(histories_->cell_count());
+    sidecar_ = std::make_unique<Sidecar>(settings_, layers_, &Selection::ParallelFor, this,
+                                         kClientThreads);
+  }
+  if (!is_learned_) return Learn(arrays, shape);
+  if (is_first) return BeginGraph(cells);
+  if (!std::equal(cells.begin(), cells.end(), written_.begin(), written_.end())) {
+    TurnOff("layers that have cells of their own");
+  }
+}
+
+// Attends exactly from now on.
+void Selection::TurnOff(const char* reason) {
+  if (step_ != nullptr) Abandon(PQC_OK);
+  is_off_ = true;
+  Log(std::string("attends exactly, because the model has ") + reason);
+}
+
+// Adds a layer of the first graph.
+void Selection::Learn(const LayerArrays& arrays, const Attention& shape) {
+  const Attention& first = layers_.shape;
+  const bool is_same = first.key_dim == shape.key_dim && first.value_dim == shape.value_dim &&
+                       first.kv_heads == shape.kv_heads && first.group_size == shape.group_size &&
+                       first.dtype == shape.dtype && first.cell_bytes == shape.cell_bytes &&
+                       first.scale == shape.scale && first.softcap == shape.softcap;
+  if (layers_.arrays.empty()) {
+    layers_.shape = shape;
+  } else if (!is_same) {
+    return TurnOff("layers of different shapes");
+  }
+  layers_.arrays.push_back(arrays);
+}
+
+void Selection::BeginGraph(std::span<const uint32_t> cells) {
+  const WaitTimer timer(&longest_wait_ms_);
+  if (step_ != nullptr) Abandon(PQC_OK);
+  is_fresh_ = true;
+  written_.assign(cells.begin(), cells.end());
+  const auto lock = sidecar_->Lock();
+  histories_->Write(written_, [this](const std::shared_ptr<History>& history, uint32_t keep) {
+    sidecar_->Shorten(*history, keep);
+    Histories::Shorten(history.get(), keep);
+  });
+}
+
+std::optional<uint32_t> Selection::LayerOf(const Attention& attention) const {
+  const GgmlTensor* root = RootOf(attention.node->src[1]);
+  for (uint32_t i = 0; i < layers_.arrays.size(); ++i) {
+    if (layers_.arrays[i].keys_root == root) return i;
+  }
+  return std::nullopt;
+}
+
+std::span<const uint64_t* const> Selection::Prepare(const Attention& attention) {
+  if (is_off_ || !is_learned_) return {};
+  const std::optional<uint32_t> layer = LayerOf(attention);
+  if (!layer) return {};
+  if (*layer == 0) {
+    if (step_ != nullptr) Abandon(PQC_OK);
+    if (!std::exchange(is_fresh_, false)) return {};
+    PlanStep(attention);
+  }
+  if (step_ == nullptr || !step_selects_) return {};
+  if (attention.node->src[3] != mask_ || rows_ != attention.streams * attention.tokens) {
+    TurnOff("layers that have masks of their own");
+    return {};
+  }
+  return hidden_;
+}
+
+void Selection::PlanStep(const Attention& attention) {
+  is_engine_thread = true;
+  mask_ = attention.node->src[3];
+  rows_ = attention.streams * attention.tokens;
+  items_.clear();
+  step_tokens_ = 0;
+  const bool is_aligned = attention.first_cell % 64 == 0 && attention.stream_cells % 64 == 0;
+  if (!is_aligned || written_.size() != rows_ || !FindHistories(attention)) return;
+  // Where the index is not ready, the step passes the rows of its tokens, and no more.
+  if (!BeginStep(true)) BeginStep(false);
+  if (step_ != nullptr && step_selects_) HideSelected(attention);
+}
+
+void Selection::NotePrefill(const Attention& attention) {
+  if (is_off_ || !is_learned_ || LayerOf(attention) != 0) return;
+  if (!std::exchange(is_fresh_, false)) return;
+  if (attention.first_cell % 64 != 0 || attention.stream_cells % 64 != 0) return;
+  std::vector<Item> found;
+  const auto lock = sidecar_->Lock();
+  for (uint32_t stream = 0; stream < attention.streams; ++stream) {
+    if (!AddItem(attention, (stream + 1) * attention.tokens - 1, &found)) return;
+  }
+}
+
+// Sets items_ to the query tokens whose histories a step may have.
+bool Selection::FindHistories(const Attention& attention) {
+  const WaitTimer timer(&longest_wait_ms_);
+  std::vector<Item> found;
+  const auto lock = sidecar_->Lock();
+  for (uint32_t row = 0; row < rows_; ++row) {
+    if (!AddItem(attention, row, &found)) return false;
+  }
+  for (const Item& item : found) {
+    if (item.count > kMostItemTokens || !sidecar_->IsReady(*item.stored)) continue;
+    if (!CatchUp(item.stored)) continue;
+    items_.push_back(item);
+    step_tokens_ += item.count;
+  }
+  return !items_.empty();
+}
+
+// Finds the history that a query token continues. Returns false for a mask with other values.
+bool Selection::AddItem(const Attention& attention, uint32_t row, std::vector<Item>* found) {
+  const uint32_t stream = row / attention.tokens, token = row % attention.tokens;
+  const uint32_t base = attention.first_cell + stream * attention.stream_cells;
+  seen_.Clear();
+  if (!ReadSeen(attention, stream, token, seen_.words().subspan(base / 64))) return false;
+  for (const uint32_t cell : written_) seen_.Remove(cell);
+  uint64_t count = 0;
+  for (const uint64_t word : seen_.words()) count += static_cast<uint64_t>(std::popcount(word));
+  if (count < settings_.min_tokens) return true;
+  std::vector<std::shared_ptr<History>> taken;
+  for (const Item& item : *found) taken.push_back(item.stored->history);
+  const auto history =
+      histories_->Continue(seen_, taken, &Selection::Fingerprint, this,
+                           [this](const std::shared_ptr<History>& shortened, uint32_t keep) {
+                             sidecar_->Shorten(*shortened, keep);
+                             Histories::Shorten(shortened.get(), keep);
+                           });
+  StoredHistory& stored = sidecar_->Of(history);
+  if (!found->empty() && found->back().stored == &stored &&
+      found->back().first_row + found->back().count == row) {
+    ++found->back().count;
+  } else {
+    found->push_back({&stored, row, 1});
+  }
+  return true;
+}
+
+// Passes on the rows of tokens that were decoded without a step, in steps of their own that attend
+// to nothing. With the sidecar's lock.
+bool Selection::CatchUp(StoredHistory* stored) {
+  const History& history = *stored->history;
+  while (stored->stored < history.size()) {
+    pqc_client* const client = sidecar_->BeginUse();
+    if (client == nullptr) return false;
+    const uint32_t count = std::min(kMostItemTokens, history.size() - stored->stored);
+    pqc_step_item item = PQC_INIT(pqc_step_item);
+    item.sequence = stored->sequence;
+    item.query_position = stored->stored;
+    item.query_length = count;
+    pqc_step_options options = PQC_INIT(pqc_step_options);
+    options.flags = PQC_STEP_NO_WAIT;
+    pqc_step* step = nullptr;
+    pqc_status status = pqc_step_begin(client, &item, 1, &options, &step);
+    if (status == PQC_OK) {
+      LoadRows(std::span(history.cells).subspan(stored->stored, count));
+      status = pqc_step_end(step, rows_to_pass_.layers().data(),
+                            static_cast<uint32_t>(rows_to_pass_.layers().size()), nullptr);
+    }
+    if (status != PQC_OK) sidecar_->ReportFailure(stored, status);
+    sidecar_->EndUse();
+    if (status != PQC_OK) return false;
+    stored->stored += count;
+    stored->is_longer = false;
+  }
+  return true;
+}
+
+pqc_selection Selection::Terms() const {
+  pqc_selection terms = PQC_INIT(pqc_selection);
+  if (settings_.is_flat) terms.index.kind = PQC_INDEX_FLAT;
+  terms.sink_tokens = settings_.sink_tokens;
+  terms.window_tokens = settings_.window_tokens;
+  if (settings_.selected_tokens > 0) {
+    terms.budget = PQC_BUDGET_RETRIEVED;
+    terms.token_count = settings_.selected_tokens;
+  } else {
+    terms.budget = PQC_BUDGET_RATIO;
+    terms.ratio = settings_.ratio;
+  }
+  return terms;
+}
+
+bool Selection::BeginStep(bool selects) {
+  const WaitTimer timer(&longest_wait_ms_);
+  std::vector<pqc_step_item> items(items_.size());
+  const auto lock = sidecar_->Lock();
+  pqc_client* const client = sidecar_->BeginUse();
+  if (client == nullptr) return false;
+  for (size_t i = 0; i < items.size(); ++i) {
+    items[i] = PQC_INIT(pqc_step_item);
+    items[i].sequence = items_[i].stored->sequence;
+    items[i].query_position = items_[i].stored->history->size();
+    items[i].query_length = items_[i].count;
+    items_[i].stored->is_in_step = true;
+  }
+  const pqc_selection terms = Terms();
+  pqc_step_options options = PQC_INIT(pqc_step_options);
+  options.selection = selects ? &terms : nullptr;
+  options.flags = PQC_STEP_NO_WAIT;
+  const pqc_status status =
+      pqc_step_begin(client, items.data(), static_cast<uint32_t>(items.size()), &options, &step_);
+  step_selects_ = status == PQC_OK && selects;
+  if (status == PQC_OK) return true;
+  step_ = nullptr;
+  for (const Item& item : items_) {
+    item.stored->is_in_step = false;
+    if (!selects) sidecar_->ReportFailure(item.stored, status);
+  }
+  sidecar_->EndUse();
+  return false;
+}
+
+// Has the engine's own rows without the tokens between sink and window.
+void Selection::HideSelected(const Attention& attention) {
+  const auto lock = sidecar_->Lock();
+  hidden_.assign(rows_, nullptr);
+  for (const Item& item : items_) {
+    History& history = *item.stored->history;
+    const uint64_t context = uint64_t{history.size()} + 1;
+    const uint64_t end = context - std::min(context, settings_.window_tokens);
+    const uint64_t begin = std::min(settings_.sink_tokens, end);
+    history.Hide(static_cast<uint32_t>(begin), static_cast<uint32_t>(end));
+    for (uint32_t row = item.first_row; row < item.first_row + item.count; ++row) {
+      const uint32_t base = attention.first_cell + row / attention.tokens * attention.stream_cells;
+      hidden_[row] = history.hidden.words().data() + base / 64;
+    }
+  }
+}
+
+std::span<const kernels::Partial> Selection::Attend(const Attention& attention) {
+  const std::optional<uint32_t> layer = LayerOf(attention);
+  if (step_ == nullptr || !step_selects_ || !layer) return {};
+  if (!AttendSelected(attention, *layer)) return {};
+  ++selected_nodes_;
+  return partials_;
+}
+
+bool Selection::AttendSelected(const Attention& attention, uint32_t layer) {
+  LoadQueries(attention);
+  const uint64_t heads = uint64_t{attention.kv_heads} * attention.group_size;
+  const uint64_t shape[] = {step_tokens_, heads, attention.key_dim};
+  output_.resize(step_tokens_ * heads * attention.value_dim);
+  lse_.resize(step_tokens_ * heads);
+  pqc_tensor queries = PQC_INIT(pqc_tensor);
+  queries.ptr = queries_.data();
+  queries.dtype = PQC_F32;
+  queries.ndim = 3;
+  queries.shape = shape;
+  pqc_step_attention out = PQC_INIT(pqc_step_attention);
+  out.output = output_.data();
+  out.output_capacity = output_.size();
+  out.lse = lse_.data();
+  out.lse_capacity = lse_.size();
+  pqc_status status = pqc_step_attend(step_, layer, &queries, nullptr, &out);
+  if (status == PQC_OK) {
+    const WaitTimer timer(&longest_wait_ms_);
+    status = pqc_step_check(step_);
+  }
+  if (status != PQC_OK) {
+    Abandon(status);
+    return false;
+  }
+  partials_.assign(rows_, {});
+  size_t next = 0;
+  for (const Item& item : items_) {
+    for (uint32_t row = item.first_row; row < item.first_row + item.count; ++row, next += heads) {
+      partials_[row] = {output_.data() + next * attention.value_dim, lse_.data() + next};
+    }
+  }
+  return true;
+}
+
+void Selection::LoadQueries(const Attention& attention) {
+  const uint32_t heads = attention.kv_heads * attention.group_size;
+  queries_.resize(size_t{step_tokens_} * heads * attention.key_dim);
+  float* to = queries_.data();
+  for (const Item& item : items_) {
+    for (uint32_t row = item.first_row; row < item.first_row + item.count; ++row) {
+      for (uint32_t head = 0; head < heads; ++head, to += attention.key_dim) {
+        LoadQuery(attention, row / attention.tokens, row % attention.tokens, head, to);
+      }
+    }
+  }
+}
+
+void Selection::Finish(const Attention& attention) {
+  if (step_ == nullptr) return;
+  const std::optional<uint32_t> layer = LayerOf(attention);
+  if (layer && *layer + 1 == layers_.arrays.size()) EndStep();
+}
+
+// Copies the rows of some tokens in all layers.
+void Selection::LoadRows(std::span<const uint32_t> cells) {
+  const Attention& shape = layers_.shape;
+  const size_t element = kernels::DTypeBytes(shape.dtype);
+  const size_t key_bytes = size_t{shape.kv_heads} * shape.key_dim * element;
+  const size_t value_bytes = size_t{shape.kv_heads} * shape.value_dim * element;
+  new_rows_.resize(layers_.arrays.size() * cells.size() * (key_bytes + value_bytes));
+  std::byte* to = new_rows_.data();
+  for (uint32_t layer = 0; layer < layers_.arrays.size(); ++layer) {
+    for (const uint32_t cell : cells) {
+      std::memcpy(std::exchange(to, to + key_bytes), layers_.KeyRow(layer, cell), key_bytes);
+    }
+    for (const uint32_t cell : cells) {
+      std::memcpy(std::exchange(to, to + value_bytes), layers_.ValueRow(layer, cell), value_bytes);
+    }
+  }
+  rows_to_pass_.Set(layers_, cells.size(), new_rows_.data());
+}
+
+void Selection::EndStep() {
+  const WaitTimer timer(&longest_wait_ms_);
+  step_cells_.clear();
+  for (const Item& item : items_) {
+    const auto first = written_.begin() + item.first_row;
+    step_cells_.insert(step_cells_.end(), first, first + item.count);
+  }
+  LoadRows(step_cells_);
+  const pqc_status status =
+      pqc_step_end(std::exchange(step_, nullptr), rows_to_pass_.layers().data(),
+                   static_cast<uint32_t>(rows_to_pass_.layers().size()), nullptr);
+  const auto lock = sidecar_->Lock();
+  for (const Item& item : items_) {
+    item.stored->is_in_step = false;
+    if (status != PQC_OK) {
+      sidecar_->ReportFailure(item.stored, status);
+      continue;
+    }
+    for (uint32_t row = item.first_row; row < item.first_row + item.count; ++row) {
+      Histories::Append(item.stored->history.get(), written_[row],
+                        Fingerprint(this, written_[row]));
+    }
+    item.stored->stored = item.stored->history->size();
+    item.stored->is_longer = false;
+  }
+  sidecar_->EndUse();
+}
+
+// Ends the step without rows: the rest of the graph is computed exactly.
+void Selection::Abandon(pqc_status status) {
+  const WaitTimer timer(&longest_wait_ms_);
+  pqc_step_abandon(std::exchange(step_, nullptr));
+  const auto lock = sidecar_->Lock();
+  for (const Item& item : items_) {
+    item.stored->is_in_step = false;
+    if (status != PQC_OK) sidecar_->ReportFailure(item.stored, status);
+  }
+  sidecar_->EndUse();
+}
+
+void Selection::ParallelFor(void* self, uint32_t count, void (*body)(void* context, uint32_t index),
+                            void* context) {
+  auto* const selection = static_cast<Selection*>(self);
+  if (!is_engine_thread) {
+    for (uint32_t i = 0; i < count; ++i) body(context, i);
+    return;
+  }
+  struct Job {
+    uint32_t count;
+    uint32_t threads;
+    void (*body)(void* context, uint32_t index);
+    void* context;
+  };
+  const Crew crew = selection->threads_->crew();
+  Job job{count, crew.threads, body, context};
+  crew.run(
+      crew.crew,
+      [](void* of, uint32_t thread) {
+        const Job& mine = *static_cast<const Job*>(of);
+        for (uint32_t i = thread; i < mine.count; i += mine.threads) mine.body(mine.context, i);
+      },
+      &job);
+}
+
+uint64_t Selection::Fingerprint(const void* self, uint32_t cell) {
+  const Layers& layers = static_cast<const Selection*>(self)->layers_;
+  uint64_t print;
+  std::memcpy(&print, layers.KeyRow(static_cast<uint32_t>(layers.arrays.size()) - 1, cell),
+              sizeof(print));
+  return print;
+}
+
+}  // namespace pqcached::llama

@@ -1,0 +1,359 @@
+#include "client/engines/llama/sidecar.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "client/engines/llama/log.h"
+
+namespace pqcached::llama {
+namespace {
+
+constexpr uint32_t kCopiedTokens = 64;            // while the engine's thread may wait
+constexpr size_t kChunkBytes = size_t{16} << 20;  // of rows that are passed on together
+constexpr uint32_t kMostChunkTokens = 512;
+constexpr uint32_t kTimeoutMs = 2000;  // also the longest that the end of a context waits
+constexpr int kNiceness = 10;
+constexpr auto kRetry = std::chrono::milliseconds(500);
+
+// Every context has a cache of its own: the plug-in does not know the model's weights, so it must
+// not share rows with another process.
+std::string CacheName() {
+  static std::atomic<uint32_t> next{1};
+  return "llama.cpp/" + std::to_string(getpid()) + "/" + std::to_string(next.fetch_add(1));
+}
+
+pqc_dtype DTypeOf(kernels::DType dtype) {
+  switch (dtype) {
+    case kernels::DType::kF32:
+      return PQC_F32;
+    case kernels::DType::kBf16:
+      return PQC_BF16;
+    case kernels::DType::kF16:
+      break;
+  }
+  return PQC_F16;
+}
+
+}  // namespace
+
+void RowsToPass::Set(const Layers& layers, uint64_t tokens, const std::byte* memory) {
+  const Attention& shape = layers.shape;
+  const size_t element = kernels::DTypeBytes(shape.dtype);
+  const uint64_t keys[] = {tokens, shape.kv_heads, shape.key_dim};
+  const uint64_t values[] = {tokens, shape.kv_heads, shape.value_dim};
+  std::copy_n(keys, 3, key_shape_);
+  std::copy_n(values, 3, value_shape_);
+  const auto tensor = [&](const uint64_t* dims) {
+    pqc_tensor each = PQC_INIT(pqc_tensor);
+    each.ptr = const_cast<std::byte*>(memory);
+    each.dtype = DTypeOf(shape.dtype);
+    each.ndim = 3;
+    each.shape = dims;
+    memory += tokens * dims[1] * dims[2] * element;
+    return each;
+  };
+  rows_.resize(layers.arrays.size());
+  for (uint32_t layer = 0; layer < rows_.size(); ++layer) {
+    rows_[layer] = PQC_INIT(pqc_layer_rows);
+    rows_[layer].layer = layer;
+    rows_[layer].keys = tensor(key_shape_);
+    rows_[layer].values = tensor(value_shape_);
+  }
+}
+
+Sidecar::Sidecar(const Settings& settings, Layers layers, pqc_parallel_for parallel_for,
+                 void* context, uint32_t threads)
+    : settings_(settings),
+      layers_(std::move(layers)),
+      parallel_for_(parallel_for),
+      parallel_for_context_(context),
+      threads_(threads) {
+  const size_t token_bytes = 2 * layers_.shape.cell_bytes * layers_.arrays.size();
+  chunk_tokens_ =
+      static_cast<uint32_t>(std::clamp<size_t>(kChunkBytes / token_bytes, 1, kMostChunkTokens));
+  thread_ = std::thread([this] { Run(); });
+}
+
+Sidecar::~Sidecar() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+std::unique_lock<std::mutex> Sidecar::Lock() {
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  std::unique_lock lock(mutex_);
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  return lock;
+}
+
+StoredHistory& Sidecar::Of(const std::shared_ptr<History>& history) {
+  for (const auto& each : stored_) {
+    if (each->history != history) continue;
+    if (history->size() - each->stored > kMostLeft) wake_.notify_all();
+    return *each;
+  }
+  stored_.push_back(std::make_unique<StoredHistory>());
+  stored_.back()->history = history;
+  wake_.notify_all();
+  return *stored_.back();
+}
+
+bool Sidecar::IsReady(const StoredHistory& stored) const {
+  return client_ != nullptr && !is_lost_ && stored.sequence != nullptr && !stored.is_filling &&
+         !stored.is_broken && stored.history->size() - stored.stored <= kMostLeft;
+}
+
+void Sidecar::Shorten(const History& history, uint32_t keep) {
+  for (const auto& each : stored_) {
+    if (each->history.get() != &history || each->stored <= keep) continue;
+    each->stored = keep;
+    each->is_longer = true;
+  }
+}
+
+pqc_client* Sidecar::BeginUse() {
+  is_used_ = client_ != nullptr && !is_lost_;
+  return is_used_ ? client_ : nullptr;
+}
+
+void Sidecar::EndUse() { is_used_ = false; }
+
+void Sidecar::ReportFailure(StoredHistory* stored, pqc_status status) {
+  pqc_progress progress = PQC_INIT(pqc_progress);
+  const bool is_known = pqc_sequence_progress(stored->sequence, &progress) == PQC_OK;
+  if (is_known && progress.is_lost != 0) is_lost_ = true;
+  const bool repeats =
+      status == PQC_UNAVAILABLE || status == PQC_DEADLINE_EXCEEDED || status == PQC_ABORTED;
+  const bool has_bad_rows = is_known && progress.row_status != PQC_OK;
+  if (is_lost_ || !repeats || has_bad_rows) {
+    stored->is_broken = true;
+    wake_.notify_all();
+  }
+}
+
+void Sidecar::Run() {
+  // The engine's threads spin between nodes, and wait for each other: they need all their cores.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+  std::unique_lock lock(mutex_);
+  while (!stops_) {
+    if (is_lost_ && !is_used_) Disconnect();
+    if (client_ == nullptr) {
+      lock.unlock();
+      const bool is_connected = Connect();
+      lock.lock();
+      if (!is_connected) wake_.wait_for(lock, kRetry, [this] { return stops_; });
+      continue;
+    }
+    DropBroken(&lock);
+    StoredHistory* const next = NextToFill();
+    if (next == nullptr) {
+      wake_.wait_for(lock, kRetry);
+      continue;
+    }
+    next->is_filling = true;
+    const pqc_status status = Fill(next, &lock);
+    next->is_filling = false;
+    if (status != PQC_OK) {
+      Say(std::string("rows are not stored yet: ") + pqc_last_error());
+      ReportFailure(next, status);
+      wake_.wait_for(lock, kRetry, [this] { return stops_; });
+    }
+  }
+  Disconnect();
+}
+
+// Prints a line, unless the last one was the same.
+void Sidecar::Say(const std::string& line) {
+  if (line == said_) return;
+  said_ = line;
+  Log(line);
+}
+
+bool Sidecar::Connect() {
+  pqc_client_options options = PQC_INIT(pqc_client_options);
+  options.endpoint = settings_.endpoint.c_str();
+  options.client_name = "llama.cpp";
+  options.timeout_ms = kTimeoutMs;
+  options.parallel_for = parallel_for_;
+  options.parallel_for_context = parallel_for_context_;
+  options.thread_count = threads_;
+  pqc_client* client = nullptr;
+  pqc_cache* cache = nullptr;
+  std::vector<uint32_t> numbers(layers_.arrays.size());
+  for (uint32_t i = 0; i < numbers.size(); ++i) numbers[i] = i;
+  const Attention& shape = layers_.shape;
+  pqc_layer_group group = PQC_INIT(pqc_layer_group);
+  group.kind = PQC_LAYERS_SELECTED;
+  group.layers = numbers.data();
+  group.layer_count = static_cast<uint32_t>(numbers.size());
+  group.kv_heads = shape.kv_heads;
+  group.query_heads = shape.kv_heads * shape.group_size;
+  group.key_dim = shape.key_dim;
+  group.value_dim = shape.value_dim;
+  group.dtype = DTypeOf(shape.dtype);
+  group.softmax_scale = shape.scale;
+  group.softcap = shape.softcap;
+  const std::string name = CacheName();
+  pqc_cache_spec spec = PQC_INIT(pqc_cache_spec);
+  spec.name = name.c_str();
+  spec.model_fingerprint = name.c_str();
+  spec.groups = &group;
+  spec.group_count = 1;
+  pqc_status status = pqc_client_open(&options, &client);
+  if (status == PQC_OK) status = pqc_cache_open(client, &spec, &cache);
+  if (status != PQC_OK) {
+    Say(std::string("exact until the sidecar answers: ") + pqc_last_error());
+    pqc_client_close(client);
+    return false;
+  }
+  Say("connected to the sidecar at " + settings_.endpoint);
+  const std::lock_guard lock(mutex_);
+  client_ = client;
+  cache_ = cache;
+  is_lost_ = false;
+  return true;
+}
+
+// Ends the session, with all sequences. With mutex_ held, and no step in progress.
+void Sidecar::Disconnect() {
+  if (client_ == nullptr) return;
+  for (const auto& each : stored_) {
+    if (each->sequence != nullptr) pqc_sequence_drop(each->sequence);
+    each->sequence = nullptr;
+    each->stored = 0;
+    each->is_broken = each->is_longer = false;
+  }
+  if (!is_lost_) pqc_cache_drop(cache_);
+  pqc_cache_close(cache_);
+  pqc_client_close(client_);
+  client_ = nullptr;
+  cache_ = nullptr;
+}
+
+// Drops the sequences of histories that are gone, and those that cannot be used any more.
+void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
+  for (size_t i = 0; i < stored_.size();) {
+    StoredHistory& each = *stored_[i];
+    if (each.is_in_step || (!each.history->is_gone && !each.is_broken)) {
+      ++i;
+      continue;
+    }
+    pqc_sequence* const dropped = std::exchange(each.sequence, nullptr);
+    each.stored = 0;
+    each.is_broken = each.is_longer = false;
+    if (each.history->is_gone) {
+      stored_.erase(stored_.begin() + static_cast<ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+    if (dropped == nullptr) continue;
+    lock->unlock();
+    pqc_sequence_drop(dropped);
+    lock->lock();
+    i = 0;
+  }
+}
+
+StoredHistory* Sidecar::NextToFill() {
+  for (const auto& each : stored_) {
+    if (each->is_in_step) continue;
+    const uint32_t left = each->history->size() - each->stored;
+    if (left > kMostLeft || each->sequence == nullptr) return each.get();
+  }
+  return nullptr;
+}
+
+pqc_status Sidecar::Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
+  if (stored->sequence == nullptr) {
+    if (const pqc_status status = Create(stored, lock); status != PQC_OK) return status;
+  }
+  while (!stops_ && !stored->history->is_gone && stored->stored < stored->history->size()) {
+    if (const pqc_status status = SendChunk(stored, lock); status != PQC_OK) return status;
+  }
+  lock->unlock();
+  const pqc_status status = pqc_sequence_flush(stored->sequence);
+  lock->lock();
+  return status;
+}
+
+pqc_status Sidecar::Create(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
+  pqc_sequence_options options = PQC_INIT(pqc_sequence_options);
+  if (!settings_.is_flat) {
+    options.has_live_index = 1;
+    options.sink_tokens = settings_.sink_tokens;
+  }
+  options.retain = 2;
+  pqc_sequence* sequence = nullptr;
+  lock->unlock();
+  const pqc_status status = pqc_sequence_create_with(cache_, &options, &sequence, nullptr);
+  lock->lock();
+  stored->sequence = sequence;
+  stored->stored = 0;
+  stored->is_longer = false;
+  return status;
+}
+
+pqc_status Sidecar::SendChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
+  const uint32_t first = stored->stored;
+  const bool is_longer = std::exchange(stored->is_longer, false);
+  const uint32_t count = CopyChunk(*stored, lock);
+  // The engine's thread may have shortened the history meanwhile.
+  if (count == 0 || stored->stored != first) return PQC_OK;
+  stored->stored = first + count;
+  RowsToPass rows;
+  rows.Set(layers_, count, chunk_.data());
+  lock->unlock();
+  pqc_status status = is_longer ? pqc_sequence_truncate(stored->sequence, first) : PQC_OK;
+  if (status == PQC_OK) {
+    status = pqc_enqueue_rows(stored->sequence, first, rows.layers().data(),
+                              static_cast<uint32_t>(rows.layers().size()), nullptr);
+  }
+  lock->lock();
+  if (status != PQC_OK) {
+    stored->stored = std::min(stored->stored, first);
+    stored->is_longer = true;
+  }
+  return status;
+}
+
+// Copies the rows of the next tokens into chunk_: for each layer keys, then values. Returns how
+// many; 0 when the history became shorter meanwhile. The lock is released between pieces.
+uint32_t Sidecar::CopyChunk(const StoredHistory& stored, std::unique_lock<std::mutex>* lock) {
+  const uint32_t first = stored.stored;
+  const uint32_t count = std::min(chunk_tokens_, stored.history->size() - first);
+  const Attention& shape = layers_.shape;
+  const size_t element = kernels::DTypeBytes(shape.dtype);
+  const size_t key_bytes = size_t{shape.kv_heads} * shape.key_dim * element;
+  const size_t value_bytes = size_t{shape.kv_heads} * shape.value_dim * element;
+  chunk_.resize(layers_.arrays.size() * count * (key_bytes + value_bytes));
+  std::byte* next = chunk_.data();
+  for (uint32_t layer = 0; layer < layers_.arrays.size(); ++layer) {
+    for (uint32_t begin = 0; begin < count; begin += kCopiedTokens) {
+      if (stops_ || stored.stored != first || stored.history->size() < first + count) return 0;
+      const uint32_t end = std::min(count, begin + kCopiedTokens);
+      for (uint32_t i = begin; i < end; ++i) {
+        const uint32_t cell = stored.history->cells[first + i];
+        std::memcpy(next + i * key_bytes, layers_.KeyRow(layer, cell), key_bytes);
+        std::memcpy(next + count * key_bytes + i * value_bytes, layers_.ValueRow(layer, cell),
+                    value_bytes);
+      }
+      lock->unlock();
+      // A mutex is not fair: without this, the engine's thread would wait for the whole chunk.
+      while (waiting_.load(std::memory_order_relaxed) > 0) std::this_thread::yield();
+      lock->lock();
+    }
+    next += count * (key_bytes + value_bytes);
+  }
+  return count;
+}
+
+}  // namespace pqcached::llama

@@ -36,6 +36,7 @@ void UnpackReference(const UnpackArgs& args, const PartOfRow& part, const Unpack
   }
 }
 
+#ifdef PQCACHED_X86
 // Copies elements of kBytes to a target with any element stride. Works in tiles of tokens, so that
 // the lines of rows that are read, and those of a transposed target that are written, stay in the
 // cache for a tile.
@@ -65,7 +66,6 @@ void UnpackScattered(const UnpackArgs& args, const PartOfRow& part, const Unpack
   CopyElements<4>(args, part, target);
 }
 
-#ifdef PQCACHED_X86
 bool HasContiguousElements(const UnpackTarget& target) {
   return target.element_stride_bytes == static_cast<ptrdiff_t>(DTypeBytes(target.dtype));
 }

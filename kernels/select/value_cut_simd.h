@@ -5,15 +5,15 @@
 //   static uint32_t CountAtLeast(const float* values, size_t count, float value);
 //   static Kept Keep(const float* values, size_t count, float low, float high, float* kept);
 //   static KeyInterval Range(const float* values, size_t count);
-// Include only in the instruction-set files of x86; the anonymous namespace keeps every copy local
-// to its file.
+// Include only in instruction-set files; the anonymous namespace keeps every copy local to its
+// file.
 #ifndef PQCACHED_KERNELS_SELECT_VALUE_CUT_SIMD_H_
 #define PQCACHED_KERNELS_SELECT_VALUE_CUT_SIMD_H_
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/base/simd/float_key_x86.h"
+#include "kernels/base/simd/float_key.h"
 #include "kernels/select/value_ops.h"
 
 namespace pqcached::kernels {

@@ -11,7 +11,7 @@ namespace pqcached::kernels {
 
 // Returns exp(x) with a relative error of at most 3e-6 for kMinExponent <= x <= 0, zero below and 1
 // above. Computes what ExpAvx512 does, with the power of two added to the exponent.
-static inline __m256 ExpAvx2(__m256 x) {
+static inline __m256 ExpFloats(__m256 x) {
   const __m256 large = _mm256_cmp_ps(x, _mm256_set1_ps(kMinExponent), _CMP_GE_OQ);
   const __m256 y =
       _mm256_mul_ps(_mm256_min_ps(x, _mm256_setzero_ps()), _mm256_set1_ps(1.44269504f));

@@ -4,7 +4,7 @@
 // bracket, and all cells are read once. The compiler's vectoriser does not generate compression.
 #include <immintrin.h>
 
-#include "kernels/base/simd/float_key_x86.h"
+#include "kernels/base/simd/float_key.h"
 #include "kernels/select/cells/pq_cells.h"
 
 namespace pqcached::kernels {

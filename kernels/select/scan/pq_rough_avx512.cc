@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "kernels/select/scan/pq_rough_lanes_simd.h"
+#include "kernels/select/scan/pq_rough_lanes_x86.h"
 
 namespace pqcached::kernels {
 namespace {
@@ -12,16 +13,16 @@ inline __mmask16 ValidLanes(uint32_t begin, uint32_t end) {
   return static_cast<__mmask16>(end - begin >= kLanes ? 0xFFFFu : (1u << (end - begin)) - 1u);
 }
 
-struct Machine {
+struct Machine : MachineX86 {
   struct Lanes16 {
     using Vector = __m512;
     static constexpr uint32_t kCount = 16;
     static Vector Load(const float* at) { return _mm512_load_ps(at); }
     static void Store(float* at, Vector x) { _mm512_storeu_ps(at, x); }
-    static __m128 Sum(Vector x) {
+    static Four Sum(Vector x) {
       return Lanes8::Sum(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
     }
-    static __m128 Largest(Vector x) {
+    static Four Largest(Vector x) {
       return Lanes8::Largest(
           _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
     }

@@ -1,17 +1,21 @@
-// Scores of a group of heads, token by token, written once for all instruction sets of x86. One
-// load reads the entries of all heads for one code; for tables of 256 entries this is faster than
-// register permutes head by head.
+// Scores of a group of heads, token by token, written once for all instruction sets. One load reads
+// the entries of all heads for one code; for tables of 256 entries this is faster than register
+// permutes head by head.
 //
-// The parameter `Machine` has, for one instruction set, Lanes16 (with the members of Lanes8) and
+// The parameter `Machine` has, for one instruction set, Lanes4, Lanes8 and Lanes16, `Four` (a
+// vector of four floats), and
+//   template <uint32_t kFactor>
+//   static uint64_t ByteTimes(uint64_t word, uint32_t i);  // byte i of the word times kFactor
+//   static void Store(float* at, Four x);                  // aligned
+//   static Four JoinSums(Four a, Four b, Four c, Four d);     // the sum of each vector's floats
+//   static Four JoinLargest(Four a, Four b, Four c, Four d);  // the largest of these
 //   static void Append(const float* scores, uint32_t count, uint32_t first_position, float least,
 //                      RoughList& list);
 // which appends the tokens whose score is `least` or more; scores are readable up to a multiple of
-// 16. Include only in the instruction-set files of x86; the anonymous namespace keeps every copy
-// local to its file.
+// 16. Lanes have Load (aligned), Store, and Sum and Largest, which join all lanes to four. Include
+// only in instruction-set files; the anonymous namespace keeps every copy local to its file.
 #ifndef PQCACHED_KERNELS_SELECT_SCAN_PQ_ROUGH_LANES_SIMD_H_
 #define PQCACHED_KERNELS_SELECT_SCAN_PQ_ROUGH_LANES_SIMD_H_
-
-#include <immintrin.h>
 
 #include "kernels/select/scan/pq_rough.h"
 
@@ -22,59 +26,48 @@ constexpr uint32_t kBlockSlots = 1024;
 constexpr uint32_t kTokensPerTile = 8;  // tokens whose products are in registers at the same time
 constexpr uint32_t kMaxSubspaces = 16;
 
-struct Lanes4 {
-  using Vector = __m128;
-  static constexpr uint32_t kCount = 4;
-  static Vector Load(const float* at) { return _mm_load_ps(at); }
-  static void Store(float* at, Vector x) { _mm_storeu_ps(at, x); }
-  static __m128 Sum(Vector x) { return x; }
-  static __m128 Largest(Vector x) { return x; }
+// Twice as many lanes in two vectors; the members are those of `Half`, which also needs Larger, the
+// larger of two vectors lane by lane.
+template <typename Half>
+struct TwiceLanes {
+  struct Vector {
+    typename Half::Vector low;
+    typename Half::Vector high;
+
+    friend Vector operator+(Vector a, Vector b) { return {a.low + b.low, a.high + b.high}; }
+    friend Vector operator*(Vector a, Vector b) { return {a.low * b.low, a.high * b.high}; }
+    Vector& operator+=(Vector b) { return *this = *this + b; }
+  };
+  static constexpr uint32_t kCount = 2 * Half::kCount;
+  static Vector Load(const float* at) { return {Half::Load(at), Half::Load(at + Half::kCount)}; }
+  static void Store(float* at, Vector x) {
+    Half::Store(at, x.low);
+    Half::Store(at + Half::kCount, x.high);
+  }
+  static Vector Larger(Vector a, Vector b) {
+    return {Half::Larger(a.low, b.low), Half::Larger(a.high, b.high)};
+  }
+  static auto Sum(Vector x) { return Half::Sum(x.low + x.high); }
+  static auto Largest(Vector x) { return Half::Largest(Half::Larger(x.low, x.high)); }
 };
 
-struct Lanes8 {
-  using Vector = __m256;
-  static constexpr uint32_t kCount = 8;
-  static Vector Load(const float* at) { return _mm256_load_ps(at); }
-  static void Store(float* at, Vector x) { _mm256_storeu_ps(at, x); }
-  static __m128 Sum(Vector x) {
-    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+// Stores one number for each of four tokens: the rule applied over its lanes.
+template <typename Machine, typename Lanes, LaneRule kRule>
+inline void StoreJoined(const typename Lanes::Vector* tokens, float* scores) {
+  if constexpr (kRule == LaneRule::kSumOfProducts) {
+    Machine::Store(scores, Machine::JoinSums(Lanes::Sum(tokens[0]), Lanes::Sum(tokens[1]),
+                                             Lanes::Sum(tokens[2]), Lanes::Sum(tokens[3])));
+  } else {
+    Machine::Store(scores,
+                   Machine::JoinLargest(Lanes::Largest(tokens[0]), Lanes::Largest(tokens[1]),
+                                        Lanes::Largest(tokens[2]), Lanes::Largest(tokens[3])));
   }
-  static __m128 Largest(Vector x) {
-    return _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  }
-};
-
-template <LaneRule kRule>
-inline __m128 Join(__m128 a, __m128 b) {
-  return kRule == LaneRule::kSumOfProducts ? _mm_add_ps(a, b) : _mm_max_ps(a, b);
-}
-
-// Returns one number for each of four tokens: the rule applied over its lanes.
-template <typename Lanes, LaneRule kRule>
-inline __m128 JoinLanes(const typename Lanes::Vector* tokens) {
-  __m128 x[4];
-  for (uint32_t i = 0; i < 4; ++i) {
-    x[i] = kRule == LaneRule::kSumOfProducts ? Lanes::Sum(tokens[i]) : Lanes::Largest(tokens[i]);
-  }
-  const __m128 pair_0 = Join<kRule>(_mm_unpacklo_ps(x[0], x[1]), _mm_unpackhi_ps(x[0], x[1]));
-  const __m128 pair_1 = Join<kRule>(_mm_unpacklo_ps(x[2], x[3]), _mm_unpackhi_ps(x[2], x[3]));
-  return Join<kRule>(_mm_movelh_ps(pair_0, pair_1), _mm_movehl_ps(pair_1, pair_0));
 }
 
 // Codes of a block, one byte each: planes[j] for sub-space j.
 struct BlockCodes {
   const uint8_t* planes[kMaxSubspaces];
 };
-
-// Returns byte i of the word times kFactor. A rotation, unlike a shift, needs no copy of the word.
-template <uint32_t kFactor>
-inline uint64_t ByteTimes(uint64_t word, uint32_t i) {
-  constexpr uint32_t kShift = kFactor == 4   ? 4
-                              : kFactor == 8 ? 5
-                                             : 6;  // log2 of kFactor floats in bytes
-  const uint32_t right = (8 * i + 64 - kShift) % 64;
-  return ((word >> right | word << ((64 - right) % 64)) & (255u << kShift)) / 4;
-}
 
 inline uint64_t LoadCodes(const uint8_t* plane, uint32_t count) {
   uint64_t word = 0;
@@ -94,14 +87,14 @@ inline Vector Combine(Vector a, Vector b) {
 // Scores up to kTokensPerTile tokens from `slot` on; the codes of missing tokens count as zero.
 // kSubspaces is the number of sub-spaces, or 0 for any number; fixing it at four removes a loop and
 // saves a quarter of the time.
-template <typename Lanes, LaneRule kRule, uint32_t kSubspaces>
+template <typename Machine, typename Lanes, LaneRule kRule, uint32_t kSubspaces>
 inline void ScoreTokenTile(const RoughSlots& slots, const LaneTables& tables,
                            const BlockCodes& codes, uint32_t slot, uint32_t count,
                            typename Lanes::Vector* tokens) {
   const size_t table_floats = size_t{Lanes::kCount} << slots.bits;
   const float* entries = tables.entries;
   const auto find = [](const float* table, uint64_t word, uint32_t i) {
-    return Lanes::Load(table + ByteTimes<Lanes::kCount>(word, i));
+    return Lanes::Load(table + Machine::template ByteTimes<Lanes::kCount>(word, i));
   };
   if constexpr (kSubspaces == 4) {
     uint64_t words[4];
@@ -159,20 +152,22 @@ void List(const RoughSlots& slots, const LaneTables& tables, float least, double
     uint32_t slot = 0;
     for (; slot + kTokensPerTile <= count; slot += kTokensPerTile) {
       Vector tokens[kTokensPerTile];
-      ScoreTokenTile<Lanes, kRule, kSubspaces>(slots, tables, codes, slot, kTokensPerTile, tokens);
+      ScoreTokenTile<Machine, Lanes, kRule, kSubspaces>(slots, tables, codes, slot, kTokensPerTile,
+                                                        tokens);
       if (kRule != LaneRule::kMaxOfSums) {
         sum += ((tokens[0] + tokens[1]) + (tokens[2] + tokens[3])) +
                ((tokens[4] + tokens[5]) + (tokens[6] + tokens[7]));
       }
-      _mm_store_ps(scores + slot, JoinLanes<Lanes, kRule>(tokens));
-      _mm_store_ps(scores + slot + 4, JoinLanes<Lanes, kRule>(tokens + 4));
+      StoreJoined<Machine, Lanes, kRule>(tokens, scores + slot);
+      StoreJoined<Machine, Lanes, kRule>(tokens + 4, scores + slot + 4);
     }
     if (slot < count) {
       Vector tokens[kTokensPerTile];
-      ScoreTokenTile<Lanes, kRule, kSubspaces>(slots, tables, codes, slot, count - slot, tokens);
+      ScoreTokenTile<Machine, Lanes, kRule, kSubspaces>(slots, tables, codes, slot, count - slot,
+                                                        tokens);
       for (uint32_t i = 0; i < count - slot; ++i) sum += tokens[i];
-      _mm_store_ps(scores + slot, JoinLanes<Lanes, kRule>(tokens));
-      _mm_store_ps(scores + slot + 4, JoinLanes<Lanes, kRule>(tokens + 4));
+      StoreJoined<Machine, Lanes, kRule>(tokens, scores + slot);
+      StoreJoined<Machine, Lanes, kRule>(tokens + 4, scores + slot + 4);
     }
     if (kRule != LaneRule::kMaxOfSums) {
       float sums[Lanes::kCount];
@@ -213,8 +208,12 @@ void ListByRule(const RoughSlots& slots, const LaneTables& tables, float least, 
 template <typename Machine>
 void ListByLanes(const RoughSlots& slots, const LaneTables& tables, float least, double* lane_sums,
                  RoughList& list) {
-  if (tables.lanes == 4) return ListByRule<Machine, Lanes4>(slots, tables, least, lane_sums, list);
-  if (tables.lanes == 8) return ListByRule<Machine, Lanes8>(slots, tables, least, lane_sums, list);
+  if (tables.lanes == 4) {
+    return ListByRule<Machine, typename Machine::Lanes4>(slots, tables, least, lane_sums, list);
+  }
+  if (tables.lanes == 8) {
+    return ListByRule<Machine, typename Machine::Lanes8>(slots, tables, least, lane_sums, list);
+  }
   ListByRule<Machine, typename Machine::Lanes16>(slots, tables, least, lane_sums, list);
 }
 

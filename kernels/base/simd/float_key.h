@@ -1,22 +1,20 @@
-// Order-preserving integer keys of floats, for bisection. Include only in instruction-set files of
-// x86; the functions are static, so that every copy is local to its file.
-#ifndef PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
-#define PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
-
-#include <immintrin.h>
+// Order-preserving integer keys of floats, for bisection. Include only in instruction-set files;
+// the functions are static, so that every copy is local to its file.
+#ifndef PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_H_
+#define PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_H_
 
 #include <cstdint>
 
 namespace pqcached::kernels {
 
 static inline int32_t FloatKey(float value) {
-  const int32_t bits = _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(value)));
+  const int32_t bits = __builtin_bit_cast(int32_t, value);
   return bits ^ ((bits >> 31) & 0x7FFFFFFF);
 }
 
 static inline float KeyFloat(int32_t key) {
   const int32_t bits = key ^ ((key >> 31) & 0x7FFFFFFF);
-  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
+  return __builtin_bit_cast(float, bits);
 }
 
 // Interval [low, high) of keys that contains the threshold.
@@ -42,4 +40,4 @@ static inline int32_t MiddleKey(KeyInterval interval, bool by_value) {
 
 }  // namespace pqcached::kernels
 
-#endif  // PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_X86_H_
+#endif  // PQCACHED_KERNELS_BASE_SIMD_FLOAT_KEY_H_

@@ -30,13 +30,16 @@ Level FindBestLevel() {
   }
   if (!__builtin_cpu_supports("avx512bf16")) return Level::kAvx512Vbmi;
   return Level::kAvx512Bf16;
+#elif defined(__aarch64__)
+  return Level::kNeon;  // all arm64 machines have it
 #else
   return Level::kPortable;
 #endif
 }
 
 constexpr Level kAllLevels[] = {Level::kReference, Level::kPortable,   Level::kAvx2,
-                                Level::kAvx512,    Level::kAvx512Vbmi, Level::kAvx512Bf16};
+                                Level::kAvx512,    Level::kAvx512Vbmi, Level::kAvx512Bf16,
+                                Level::kNeon};
 
 }  // namespace
 
@@ -45,10 +48,16 @@ Level BestLevel() {
   return best;
 }
 
+bool HasLevel(Level level) {
+  if (level <= Level::kPortable) return true;
+  if (BestLevel() == Level::kNeon) return level == Level::kNeon;
+  return level <= BestLevel();
+}
+
 std::vector<Level> AvailableLevels() {
   std::vector<Level> levels;
   for (const Level level : kAllLevels) {
-    if (level <= BestLevel()) levels.push_back(level);
+    if (HasLevel(level)) levels.push_back(level);
   }
   return levels;
 }
@@ -67,6 +76,8 @@ std::string_view LevelName(Level level) {
       return "avx512vbmi";
     case Level::kAvx512Bf16:
       return "avx512bf16";
+    case Level::kNeon:
+      return "neon";
   }
   return "unknown";
 }

@@ -58,6 +58,7 @@ struct ValueOps {
 extern const ValueOps kValueOpsPortable;
 extern const ValueOps kValueOpsAvx2;
 extern const ValueOps kValueOpsAvx512;
+extern const ValueOps kValueOpsNeon;
 
 // Implements ValueOps::emit with VBMI2.
 void EmitValuesAvx512Vbmi(EmitTask& task);

@@ -91,6 +91,8 @@ const ValueOps& ValueOpsFor(const Exec& exec) {
 #if defined(PQCACHED_X86)
   if (exec.level >= Level::kAvx512) return kValueOpsAvx512;
   if (exec.level >= Level::kAvx2) return kValueOpsAvx2;
+#elif defined(PQCACHED_NEON)
+  if (exec.level == Level::kNeon) return kValueOpsNeon;
 #endif
   (void)exec;
   return kValueOpsPortable;

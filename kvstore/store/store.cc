@@ -49,7 +49,7 @@ absl::Status CheckOptions(const StoreOptions& options) {
     return InvalidArgument("threads",
                            absl::StrCat(options.threads, ", must be at most ", kMaxThreads));
   }
-  if (options.exec.level > kernels::BestLevel()) {
+  if (!kernels::HasLevel(options.exec.level)) {
     return InvalidArgument("exec.level", "the machine lacks these instructions");
   }
   RETURN_IF_ERROR(CheckTokens("segment_tokens", options.segment_tokens));

@@ -201,7 +201,7 @@ void CheckAndReportInertia(const World& world, kernels::Exec exec, const char* s
 
 constexpr kernels::Exec kAvx2{kernels::Level::kAvx2};
 
-bool HasAvx2() { return kernels::BestLevel() >= kernels::Level::kAvx2; }
+bool HasAvx2() { return kernels::HasLevel(kernels::Level::kAvx2); }
 
 const std::string kFaissRow = "faiss Clustering, all points (Debian's generic SSE build)";
 const std::string kBlasRow = "OpenBLAS sgemm and a loop for the largest, fp32";

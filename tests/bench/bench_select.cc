@@ -387,7 +387,7 @@ void BenchAvx2(Report& report) {
       {"select_m4b8_single_1024_vs_read_avx2", 1, kSmallK, 0.14, 128},
       {"select_m4b8_group4_vs_read_avx2", kGroup, kTenth, 0.045, 32},
       {"select_m4b8_group4_1024_vs_read_avx2", kGroup, kSmallK, 0.06, 64}};
-  if (kernels::BestLevel() < kernels::Level::kAvx2) {
+  if (!kernels::HasLevel(kernels::Level::kAvx2)) {
     for (const auto& figures : {std::span<const ShareOfRead>(kM2B6Figures), {kM4B8Figures}}) {
       for (const ShareOfRead& figure : figures) {
         report.AddAbsent({figure.name, "x", kRead, Better::kHigher, figure.goal}, "no AVX2");

@@ -64,7 +64,7 @@ struct EmissionCost {
 
 constexpr EmissionCost kVbmiCost = {.scan_slot = 8, .page = 10000, .list = 1000, .list_slot = 500};
 // Measured over 128K and 512K tokens of two planes; sets of cells for several heads take 8 tables,
-// all others one or two (EPYC Zen 4 limited to AVX2, 2026-11-28).
+// all others one or two (EPYC Zen 4 limited to AVX2, 2026-11-28). NEON, unmeasured, takes them too.
 constexpr EmissionCost kAvx2Cost = {.scan_slot = 13, .page = 10000, .list = 1000, .list_slot = 500};
 constexpr EmissionCost kAvx2RowsCost = {
     .scan_slot = 40, .page = 10000, .list = 1000, .list_slot = 500};
@@ -72,8 +72,9 @@ constexpr EmissionCost kPlainCost = {
     .scan_slot = 80, .page = 10000, .list = 1000, .list_slot = 500};
 
 const EmissionCost& CostFor(const CellEmitTask& task) {
-  if (task.exec.level >= Level::kAvx512Vbmi) return kVbmiCost;
-  if (task.exec.level < Level::kAvx2) return kPlainCost;
+  const Level level = task.exec.level;
+  if (level == Level::kAvx512Vbmi || level == Level::kAvx512Bf16) return kVbmiCost;
+  if (level <= Level::kPortable) return kPlainCost;
   const bool rows = task.plan.head_count > 1 && PlaneCount(task.args.geometry) == 2;
   return rows ? kAvx2RowsCost : kAvx2Cost;
 }
@@ -224,6 +225,10 @@ class CellEmission {
     if (members.tied_count <= CellMembers::kMaxTied) {
       if (task_.exec.level >= Level::kAvx512Vbmi) return ScanCellsAvx512Vbmi;
       if (task_.exec.level >= Level::kAvx2) return ScanCellsAvx2;
+    }
+#elif defined(PQCACHED_NEON)
+    if (members.tied_count <= CellMembers::kMaxTied && task_.exec.level == Level::kNeon) {
+      return ScanCellsNeon;
     }
 #endif
     (void)members;

@@ -311,6 +311,8 @@ const CellOps& CellOpsFor(const Exec& exec) {
 #if defined(PQCACHED_X86)
   if (exec.level >= Level::kAvx512) return kCellOpsAvx512;
   if (exec.level >= Level::kAvx2) return kCellOpsAvx2;
+#elif defined(PQCACHED_NEON)
+  if (exec.level == Level::kNeon) return kCellOpsNeon;
 #endif
   (void)exec;
   return kCellOpsPortable;

@@ -124,6 +124,7 @@ using CellScan = void (*)(const CellMembers& members, const CellScanSpan& span,
 extern const CellOps kCellOpsPortable;
 extern const CellOps kCellOpsAvx2;
 extern const CellOps kCellOpsAvx512;
+extern const CellOps kCellOpsNeon;
 
 // Implements CellOps::find_threshold.
 CellThreshold FindCellThresholdAvx512(const float* values, const uint32_t* tokens, size_t count,
@@ -131,8 +132,9 @@ CellThreshold FindCellThresholdAvx512(const float* values, const uint32_t* token
 
 void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
                        CellScanOutput& output);
-// REQUIRES of the next two: members.tied_count <= kMaxTied.
+// REQUIRES of the next three: members.tied_count <= kMaxTied.
 void ScanCellsAvx2(const CellMembers& members, const CellScanSpan& span, CellScanOutput& output);
+void ScanCellsNeon(const CellMembers& members, const CellScanSpan& span, CellScanOutput& output);
 void ScanCellsAvx512Vbmi(const CellMembers& members, const CellScanSpan& span,
                          CellScanOutput& output);
 

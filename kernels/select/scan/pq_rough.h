@@ -7,7 +7,7 @@
 // group): the entries of all heads for one code are adjacent, so that one load reads them all and
 // codes are read once for the group.
 //
-// Included by pq_rough_select.cc and the instruction-set files only.
+// Included by pq_rough_select.cc, the instruction-set files and the test of this file only.
 #ifndef PQCACHED_KERNELS_SELECT_SCAN_PQ_ROUGH_H_
 #define PQCACHED_KERNELS_SELECT_SCAN_PQ_ROUGH_H_
 
@@ -86,8 +86,10 @@ struct LaneOps {
 
 extern const LossOps kLossOpsAvx2;
 extern const LossOps kLossOpsAvx512Vbmi;
+extern const LossOps kLossOpsNeon;
 extern const LaneOps kLaneOpsAvx2;
 extern const LaneOps kLaneOpsAvx512;
+extern const LaneOps kLaneOpsNeon;
 
 }  // namespace pqcached::kernels
 

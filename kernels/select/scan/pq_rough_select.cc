@@ -15,7 +15,7 @@
 
 namespace pqcached::kernels {
 
-#if defined(PQCACHED_X86)
+#if defined(PQCACHED_X86) || defined(PQCACHED_NEON)
 namespace {
 
 // Smallest number of candidates for which a sample pays off.
@@ -39,6 +39,7 @@ constexpr uint32_t kMaxPlanes = 16;
 constexpr uint32_t kMaxLanes = 16;
 constexpr uint32_t kListSlack = 64;  // see RoughList
 
+#if defined(PQCACHED_X86)
 const LossOps& LossOpsFor(const Exec& exec) {
   return exec.level >= Level::kAvx512Vbmi ? kLossOpsAvx512Vbmi : kLossOpsAvx2;
 }
@@ -46,6 +47,11 @@ const LossOps& LossOpsFor(const Exec& exec) {
 const LaneOps& LaneOpsFor(const Exec& exec) {
   return exec.level >= Level::kAvx512 ? kLaneOpsAvx512 : kLaneOpsAvx2;
 }
+#else
+const LossOps& LossOpsFor(const Exec&) { return kLossOpsNeon; }
+
+const LaneOps& LaneOpsFor(const Exec&) { return kLaneOpsNeon; }
+#endif
 
 uint32_t LaneCount(uint32_t head_count) {
   return head_count == 1 ? 1 : head_count <= 4 ? 4 : head_count <= 8 ? 8 : 16;
@@ -520,7 +526,7 @@ class RoughSelection {
 }  // namespace
 
 bool SelectByRoughScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {
-  if (exec.level < Level::kAvx2 || plan.candidate_count < kMinCandidates ||
+  if (exec.level <= Level::kPortable || plan.candidate_count < kMinCandidates ||
       plan.head_count > kMaxLanes || args.geometry.subspace_count < 2) {
     return false;
   }

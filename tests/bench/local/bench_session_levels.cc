@@ -59,7 +59,7 @@ void Run(Report& report) {
         for (uint32_t i = 0; i < kStepsARound; ++i) context.Step(selection, false);
       });
     };
-    const bool has_avx2 = kernels::BestLevel() >= Level::kAvx2;
+    const bool has_avx2 = kernels::HasLevel(Level::kAvx2);
     const size_t steps = add("attend 1024 tokens, m4b8", kernels::BestLevel());
     const size_t steps_avx2 =
         has_avx2 ? add("attend 1024 tokens, m4b8, limited to AVX2", Level::kAvx2) : 0;

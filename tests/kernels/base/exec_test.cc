@@ -16,8 +16,20 @@ TEST(ExecTest, LevelsAscendFromReferenceToBest) {
   EXPECT_EQ(Exec{}.level, BestLevel());
 }
 
+TEST(ExecTest, NeonIsOneLevelAbovePortableOnArm64AndNoOtherMachineHasIt) {
+#if defined(__aarch64__)
+  const std::vector<Level> levels = {Level::kReference, Level::kPortable, Level::kNeon};
+  EXPECT_EQ(AvailableLevels(), levels);
+  EXPECT_FALSE(HasLevel(Level::kAvx2));
+#else
+  EXPECT_FALSE(HasLevel(Level::kNeon));
+#endif
+  for (const Level level : AvailableLevels()) EXPECT_TRUE(HasLevel(level)) << LevelName(level);
+}
+
 TEST(ExecTest, NamesParseBack) {
   for (const Level level : AvailableLevels()) EXPECT_EQ(ParseLevel(LevelName(level)), level);
+  EXPECT_EQ(ParseLevel("neon"), Level::kNeon);
   EXPECT_EQ(ParseLevel("AVX2"), std::nullopt);
   EXPECT_EQ(ParseLevel(""), std::nullopt);
 }

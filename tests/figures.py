@@ -92,6 +92,8 @@ def machine():
 
 def instruction_set(flags):
     """The best form of the kernels on a CPU with these flags, by the names of kernels/base/exec.h."""
+    if "asimd" in flags:
+        return "neon"
     ladder = [
         ("avx2", {"avx2", "fma", "f16c"}),
         ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
@@ -107,7 +109,7 @@ def instruction_set(flags):
 
 
 def machine_flags():
-    match = re.search(r"^flags\s*:\s*(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return set(match.group(1).split()) if match else set()
 
 

@@ -118,6 +118,7 @@ class FiguresTest(unittest.TestCase):
         avx2 = {"avx2", "fma", "f16c"}
         avx512 = avx2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
         self.assertEqual(figures.instruction_set({"sse2"}), "portable")
+        self.assertEqual(figures.instruction_set({"fp", "asimd", "crc32"}), "neon")
         self.assertEqual(figures.instruction_set(avx2), "avx2")
         self.assertEqual(figures.instruction_set(avx512), "avx512")
         self.assertEqual(figures.instruction_set(avx512 | {"avx512_bf16"}), "avx512")

@@ -409,7 +409,7 @@ std::vector<ConfigKey> MakeKeys() {
   AddPressureKeys(keys);
   keys.push_back({"kernel_level", "LEVEL",
                   "Instruction set: auto, or a lower one for comparisons (reference, portable, "
-                  "avx2, avx512, ...).",
+                  "avx2, avx512, ...; arm64: neon).",
                   SetKernelLevel, [](const Config& c) { return c.kernel_level; }});
   keys.push_back(DurationKey("default_timeout", "Deadline of a call that has none.",
                              &Config::default_timeout, absl::Milliseconds(1), absl::Hours(24)));

@@ -63,6 +63,7 @@ class HistoriesTest : public testing::Test {
     }
     for (const uint32_t cell : written) cache_.content[cell] = cache_.next_content++;
     std::vector<std::shared_ptr<History>> taken;
+    std::vector<std::set<uint32_t>> expected_of_taken;
     for (const uint32_t number : numbers) {
       CellSet seen(kCells);
       std::set<uint32_t> expected;
@@ -77,9 +78,9 @@ class HistoriesTest : public testing::Test {
           [this](const auto& shortened, uint32_t keep) { Shortened(shortened, keep); });
       Check(*history, expected);
       taken.push_back(history);
+      expected_of_taken.push_back(expected);
     }
-    for (const auto& history : taken)
-      Check(*history, {history->cells.begin(), history->cells.end()});
+    for (size_t i = 0; i < taken.size(); ++i) Check(*taken[i], expected_of_taken[i]);
   }
 
   // Checks that a history has the expected cells, each once, and remembers their content.
@@ -154,17 +155,30 @@ TEST_F(HistoriesTest, AForkHasAHistoryOfItsOwn) {
   EXPECT_EQ(histories_.all().size(), 2u);
 }
 
+TEST_F(HistoriesTest, ATokenThatSeesMoreThanAnotherSequencesTokenHasAHistoryOfItsOwn) {
+  for (int i = 0; i < 50; ++i) Decode({0});
+  cache_.sequences[1] = cache_.sequences[0];
+  for (int i = 0; i < 20; ++i) Decode({1});
+  Decode({0, 1});
+  Decode({0, 1});
+}
+
+// With more sequences than histories, no history ends that a query token of the graph has.
 TEST_F(HistoriesTest, TheLongestUnusedHistoryEnds) {
-  std::vector<std::shared_ptr<History>> begun;
-  for (uint32_t i = 0; i < 17; ++i) {
+  const auto begin = [this](uint32_t number, std::span<const std::shared_ptr<History>> taken) {
     CellSet seen(kCells);
-    for (uint32_t cell = 8 * i; cell < 8 * i + 8; ++cell) seen.Add(cell);
-    begun.push_back(
-        histories_.Continue(seen, {}, &ContentOf, &cache_, [](const auto&, uint32_t) { FAIL(); }));
-  }
-  EXPECT_EQ(histories_.all().size(), 16u);
-  EXPECT_TRUE(begun[0]->is_gone);
-  EXPECT_FALSE(begun[1]->is_gone);
+    for (uint32_t cell = 3 * number; cell < 3 * number + 3; ++cell) seen.Add(cell);
+    return histories_.Continue(seen, taken, &ContentOf, &cache_,
+                               [](const auto&, uint32_t) { FAIL(); });
+  };
+  std::vector<std::shared_ptr<History>> begun;
+  for (uint32_t i = 0; i < 64; ++i) begun.push_back(begin(i, {}));
+  EXPECT_EQ(begin(64, begun), nullptr) << "all are taken";
+  EXPECT_NE(begin(64, std::span(begun).first(1)), nullptr);
+  EXPECT_EQ(histories_.all().size(), 64u);
+  EXPECT_FALSE(begun[0]->is_gone);
+  EXPECT_TRUE(begun[1]->is_gone);
+  EXPECT_FALSE(begun[2]->is_gone);
 }
 
 }  // namespace

@@ -49,7 +49,9 @@ class Daemon:
         self._reader.start()
 
     def processes(self):
-        """The supervisor and its worker."""
+        """The supervisor and its worker; none when they have ended."""
+        if self.process.poll() is not None:
+            return []
         children_of = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [self.process.pid, *map(int, children_of)]
 
@@ -84,10 +86,10 @@ class Sidecars:
         self.addCleanup(daemon.stop)
         return daemon
 
-    def compare(self, modes=(), seed=21, count=OPERATIONS, beside=None, settings=ALL):
+    def compare(self, modes=(), seed=21, count=OPERATIONS, beside=None, settings=ALL, layers=1):
         """Runs a script exactly and with a sidecar, compares all logits, and returns what the plug-in printed. `beside` runs on
         a thread until its argument, an event, is set."""
-        model = self.model(1)
+        model = self.model(layers)
         exact, _ = self.logits(self.version, model, seed, count, modes, PLUGIN, "min_tokens=64")
         ended = threading.Event()
         thread = threading.Thread(target=beside, args=(ended,)) if beside else None
@@ -101,7 +103,9 @@ class Sidecars:
             if thread:
                 thread.join()
         self.assertEqual(exact.shape, ours.shape)
-        self.assertLess(np.abs(exact - ours).max(), 1e-4)
+        # Rows of later layers are rounded to f16, where the last bit of an attention makes another value now and then.
+        self.assertLess(np.abs(exact - ours).max(), 1e-4 if layers == 1 else 5e-3)
+        self.assertLess(np.median(np.abs(exact - ours).max(1)), 1e-4)
         return messages
 
     def selected(self, messages):
@@ -115,6 +119,14 @@ class Sidecars:
             with self.subTest(modes=modes):
                 self.assertGreater(self.selected(self.compare(modes)), 50)
 
+    def test_three_layers(self):
+        self.daemon()
+        self.assertGreater(self.selected(self.compare(["unified"], layers=3)), 150)
+
+    def test_an_index_of_codes(self):
+        self.daemon("--segment-tokens", "256", "--tail-tokens", "128", "--codebook-tokens", "512")
+        self.selected(self.compare(["unified"], settings=ALL.replace("index=flat", "index=pq")))
+
 
 @needs(engine.TESTED[0])
 class NewestVersion(Sidecars, Folder):
@@ -126,13 +138,26 @@ class NewestVersion(Sidecars, Folder):
         kills = []
 
         def kill(ended):
-            while not ended.wait(chance.uniform(0.1, 0.6)):
+            while not ended.wait(chance.uniform(0.5, 1.5)):
                 daemon.kill_worker()
                 kills.append(1)
 
+        selected = 0
         while len(kills) < KILLS:
-            messages = self.compare(["unified"], seed=30 + len(kills), beside=kill)
-        self.selected(messages)
+            selected += self.selected(self.compare(["unified"], seed=30 + len(kills), beside=kill))
+        self.assertGreater(selected, 0)
+
+    def test_a_restarted_daemon_changes_nothing(self):
+        daemons = [self.daemon()]
+
+        def restart(ended):
+            ended.wait(1.0)
+            daemons[0].send(signal.SIGKILL)
+            daemons[0].process.wait()
+            daemons.append(self.daemon())
+            ended.wait()  # the daemon ends with the thread that started it
+
+        self.assertGreater(self.selected(self.compare(["unified"], beside=restart)), 20)
 
     def test_a_frozen_sidecar_changes_nothing(self):
         daemon = self.daemon()
@@ -143,7 +168,7 @@ class NewestVersion(Sidecars, Folder):
                 ended.wait(0.5)
                 daemon.send(signal.SIGCONT)
 
-        self.selected(self.compare(["unified"], beside=freeze))
+        self.assertGreater(self.selected(self.compare(["unified"], beside=freeze)), 0)
 
     def test_an_absent_sidecar_changes_nothing(self):
         messages = self.compare()

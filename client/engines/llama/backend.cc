@@ -3,6 +3,7 @@
 // whose memory is the CPU's.
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -56,7 +57,7 @@ class Claims {
       values_.insert(values);
     }
     layer.shape = attention;
-    layer.arrays = {keys, static_cast<const std::byte*>(keys->data),
+    layer.arrays = {keys, values, static_cast<const std::byte*>(keys->data),
                     static_cast<const std::byte*>(values->data)};
     return layer.is_taken && (takes_prefill_ || attention.tokens <= kMostTokens);
   }
@@ -78,11 +79,15 @@ class Claims {
     return true;
   }
 
-  // Forgets the layers: a new context may have its layers at the addresses of an earlier one's.
-  void Forget() {
+  // Forgets layers of a context that has ended: another one may have its layers at their addresses.
+  void Forget(const std::set<const GgmlTensor*>& keys) {
     const std::lock_guard lock(mutex_);
-    layers_.clear();
-    values_.clear();
+    for (const GgmlTensor* each : keys) {
+      const auto found = layers_.find(each);
+      if (found == layers_.end()) continue;
+      values_.erase(found->second.arrays.values_root);
+      layers_.erase(found);
+    }
   }
 
  private:
@@ -123,6 +128,7 @@ class Context {
     if (settings.selects()) selection_ = std::make_unique<Selection>(settings, &threads_);
   }
   ~Context() {
+    ThePlugin().claims.Forget(keys_);
     if (own_nodes_ + other_nodes_ == 0) return;
     std::string line = "computed " + std::to_string(own_nodes_) + " attention nodes, and left " +
                        std::to_string(other_nodes_) + " to llama.cpp";
@@ -152,7 +158,11 @@ class Context {
         }
         ++other_nodes_;
       } else if (selection_ != nullptr && IsSetRows(api, *node)) {
-        NoteWrite(*node);
+        try {
+          NoteWrite(*node);
+        } catch (const std::exception& error) {
+          Stop(error);
+        }
       }
       if (const GgmlStatus status = threads_.ComputeByGgml(node); status != kGgmlSuccess) {
         return status;
@@ -164,8 +174,25 @@ class Context {
  private:
   // Returns false when the node is to be computed by ggml.
   bool ComputeAttention(const GgmlTensor& node) {
+    try {
+      return TryAttention(node);
+    } catch (const std::exception& error) {
+      Stop(error);
+      return false;
+    }
+  }
+
+  // Memory is short: attends exactly from now on.
+  void Stop(const std::exception& error) {
+    Log(std::string("attends exactly from now on: ") + error.what());
+    selection_.reset();
+  }
+
+  bool TryAttention(const GgmlTensor& node) {
     Attention attention;
     if (Describe(node, &attention) != nullptr) return false;
+    keys_.insert(RootOf(node.src[1]));
+    if (selection_ != nullptr) selection_->Arrive(attention);
     if (attention.tokens > kMostTokens) {
       if (selection_ != nullptr) selection_->NotePrefill(attention);
       return false;
@@ -178,7 +205,7 @@ class Context {
     }
     const std::span<const kernels::Partial> others = AttendSelected(attention);
     own_rows_.Compute(threads_.crew(), others);
-    selection_->Finish(attention);
+    selection_->Finish();
     return true;
   }
 
@@ -210,6 +237,7 @@ class Context {
   OwnRows own_rows_;
   std::unique_ptr<Selection> selection_;  // null: exact
   std::vector<uint32_t> written_;
+  std::set<const GgmlTensor*> keys_;  // arrays of keys of the context's layers
   uint64_t own_nodes_ = 0;
   uint64_t other_nodes_ = 0;  // of those that Claims has taken
 };
@@ -219,10 +247,9 @@ Context* ContextOf(GgmlBackend* backend) { return static_cast<Context*>(backend-
 const uint8_t kGuid[16] = {0x70, 0x71, 0x63, 0x61, 0x63, 0x68, 0x65, 0x64,
                            0x9b, 0x1f, 0x4e, 0x02, 0xa7, 0x55, 0xd3, 0x18};
 
-GgmlBackend* InitBackend(GgmlDevice* device, const char*) {
+GgmlBackend* InitBackend(GgmlDevice* device, const char*) try {
   auto context = std::make_unique<Context>();
   if (!context->is_usable()) return nullptr;
-  ThePlugin().claims.Forget();
   auto* const backend = new GgmlBackend{};
   backend->guid = &kGuid;
   backend->table.get_name = [](GgmlBackend*) { return kName; };
@@ -236,6 +263,8 @@ GgmlBackend* InitBackend(GgmlDevice* device, const char*) {
   backend->device = device;
   backend->context = context.release();
   return backend;
+} catch (const std::exception&) {
+  return nullptr;
 }
 
 void FillProps(GgmlDevice*, GgmlDeviceProps* props) {

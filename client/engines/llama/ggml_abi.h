@@ -1,6 +1,6 @@
 // The part of ggml's binary interface that the plug-in meets: tensors, and the tables of a backend
 // with API version 2 (ggml-backend-impl.h). ggml does not publish these headers, and its tables
-// have no size field, so the structs are described here. LayoutProblem (ggml_api.h) compares the
+// have no size field, so the structs are described here. LoadGgmlApi (ggml_api.h) compares the
 // tensor with what the loaded ggml makes; another API version is refused.
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_GGML_ABI_H_
 #define PQCACHED_CLIENT_ENGINES_LLAMA_GGML_ABI_H_

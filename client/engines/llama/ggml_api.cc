@@ -79,6 +79,23 @@ std::string FindAll(GgmlApi* api) {
   return lookup.missing().empty() ? "" : "ggml has no function " + lookup.missing();
 }
 
+// Compares the description of a backend with the CPU backend, which leaves most functions out: the
+// API version does not fix their order.
+bool BackendsAreAsDescribed(const GgmlApi& api) {
+  GgmlDevice* device = api.backend_dev_by_type(kGgmlCpuDevice);
+  GgmlBackend* backend = device == nullptr ? nullptr : api.backend_dev_init(device, nullptr);
+  if (backend == nullptr) return false;
+  const GgmlBackendTable& table = backend->table;
+  const bool is_as_described =
+      backend->device == device && table.get_name != nullptr && table.free != nullptr &&
+      !table.set_tensor_async && !table.get_tensor_async && !table.set_tensor_2d_async &&
+      !table.get_tensor_2d_async && !table.cpy_tensor_async && !table.synchronize &&
+      table.graph_plan_create && table.graph_plan_free && table.graph_plan_compute &&
+      table.graph_compute && !table.event_record && !table.event_wait && !table.graph_optimize;
+  api.backend_free(backend);
+  return is_as_described;
+}
+
 // Compares the description of the tensor with tensors that this ggml makes, and sets
 // flash_attn_op.
 bool TensorsAreAsDescribed(GgmlApi* functions) {
@@ -89,7 +106,8 @@ bool TensorsAreAsDescribed(GgmlApi* functions) {
   GgmlTensor* k = api.new_tensor_4d(context, kGgmlF16, 64, 32, 4, 1);
   GgmlTensor* v = api.new_tensor_4d(context, kGgmlF16, 64, 32, 4, 1);
   GgmlTensor* mask = api.new_tensor_4d(context, kGgmlF16, 32, 64, 1, 1);
-  const GgmlTensor* node = api.flash_attn_ext(context, q, k, v, mask, 0.5f, 0.0f, 3.0f);
+  GgmlTensor* node = api.flash_attn_ext(context, q, k, v, mask, 0.5f, 0.0f, 3.0f);
+  api.build_forward_expand(api.new_graph_custom(context, 64, false), node);
   const GgmlTensor* view = api.view_1d(context, k, 64, 128);
   api.set_name(k, "cache_k_l0");
   api.flash_attn_op = node->op;
@@ -102,7 +120,7 @@ bool TensorsAreAsDescribed(GgmlApi* functions) {
       view->view_offs == 128 && view->data == begin + 128 && node->src[0] == q &&
       node->src[1] == k && node->src[2] == v && node->src[3] == mask && node->src[4] == nullptr &&
       node->ne[0] == 64 && node->ne[1] == 8 && parameters[0] == 0.5f && parameters[2] == 3.0f &&
-      std::strcmp(k->name, "cache_k_l0") == 0;
+      std::strcmp(k->name, "cache_k_l0") == 0 && (node->flags & kGgmlFlagCompute) != 0;
   api.free(context);
   return is_as_described;
 }
@@ -132,6 +150,7 @@ std::string LoadGgmlApi(GgmlApi* api) {
       std::strcmp(api->op_name(api->flash_attn_op), "FLASH_ATTN_EXT") != 0) {
     return version + " has tensors of another layout";
   }
+  if (!BackendsAreAsDescribed(*api)) return version + " has backends of another layout";
   return "";
 }
 

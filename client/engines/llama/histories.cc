@@ -6,8 +6,13 @@
 namespace pqcached::llama {
 namespace {
 
-// The longest unused history ends when another one begins. A server has a few slots.
-constexpr size_t kMostHistories = 16;
+// The longest unused history ends when another one begins.
+constexpr size_t kMostHistories = 64;
+
+bool Contains(std::span<const std::shared_ptr<History>> histories,
+              const std::shared_ptr<History>& history) {
+  return std::find(histories.begin(), histories.end(), history) != histories.end();
+}
 
 uint32_t CountOf(const CellSet& set) {
   uint32_t count = 0;
@@ -32,6 +37,7 @@ void Histories::Append(History* history, uint32_t cell, uint64_t print) {
 }
 
 void Histories::Shorten(History* history, uint32_t keep) {
+  ++history->version;
   for (uint32_t i = keep; i < history->size(); ++i) history->has.Remove(history->cells[i]);
   history->cells.resize(keep);
   history->prints.resize(keep);
@@ -80,31 +86,37 @@ std::shared_ptr<History> Histories::Best(const CellSet& seen,
                                          std::span<const std::shared_ptr<History>> taken,
                                          uint32_t* common) const {
   std::shared_ptr<History> best;
+  const uint32_t seen_count = CountOf(seen);
   for (const std::shared_ptr<History>& history : all_) {
     const uint32_t count = SeenTokens(*history, seen);
-    const bool is_taken = std::find(taken.begin(), taken.end(), history) != taken.end();
-    if (is_taken && count < history->size()) continue;
+    const bool is_same = count == history->size() && count == seen_count;
+    if (Contains(taken, history) && !is_same) continue;
     if (count > *common) {
       best = history;
       *common = count;
     }
   }
-  if (best != nullptr && *common < best->size() && *common < CountOf(seen) / 2) return nullptr;
+  if (best != nullptr && *common < best->size() && *common < seen_count / 2) return nullptr;
   return best;
 }
 
-std::shared_ptr<History> Histories::Begin(const CellSet& seen, FingerprintOf fingerprint,
-                                          const void* context) {
+std::shared_ptr<History> Histories::Begin(const CellSet& seen,
+                                          std::span<const std::shared_ptr<History>> taken,
+                                          FingerprintOf fingerprint, const void* context) {
   if (all_.size() == kMostHistories) {
-    const auto oldest =
-        std::min_element(all_.begin(), all_.end(),
-                         [](const auto& a, const auto& b) { return a->last_used < b->last_used; });
+    auto oldest = all_.end();
+    for (auto each = all_.begin(); each != all_.end(); ++each) {
+      if (Contains(taken, *each)) continue;
+      if (oldest == all_.end() || (*each)->last_used < (*oldest)->last_used) oldest = each;
+    }
+    if (oldest == all_.end()) return nullptr;
     (*oldest)->is_gone = true;
     all_.erase(oldest);
   }
   auto history = std::make_shared<History>(cell_count_);
   history->id = next_id_++;
   history->last_used = ++uses_;
+  history->last_checked = graph_;
   AddSeen(seen, fingerprint, context, history.get());
   all_.push_back(history);
   return history;

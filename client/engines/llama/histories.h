@@ -44,7 +44,9 @@ struct History {
   uint32_t hidden_begin = 0;
   uint32_t hidden_end = 0;
   uint64_t last_used = 0;
-  bool is_gone = false;  // dropped from the list
+  uint64_t last_checked = 0;  // graph whose query tokens found its rows unchanged
+  uint64_t version = 0;       // raised when the history becomes shorter
+  bool is_gone = false;       // dropped from the list
 
   uint32_t size() const { return static_cast<uint32_t>(cells.size()); }
   // Sets `hidden` to tokens [begin, end). A later end costs as much as the tokens between.
@@ -63,9 +65,11 @@ class Histories {
   uint32_t cell_count() const { return cell_count_; }
   const std::vector<std::shared_ptr<History>>& all() const { return all_; }
 
-  // Shortens the histories that have a cell of `written`. `shortened` is called for each.
+  // Begins a graph. Shortens the histories that have a cell of `written`. `shortened` is called for
+  // each.
   template <class Shortened>
   void Write(std::span<const uint32_t> written, Shortened shortened) {
+    ++graph_;
     for (const auto& history : all_) {
       uint32_t keep = history->size();
       for (const uint32_t cell : written) {
@@ -78,7 +82,8 @@ class Histories {
   // Returns the history that a query token continues, made longer by the cells that it sees and the
   // history lacks, in the order of their numbers; or a new one, when no history has at least half
   // of the cells in common. `seen` is without the cells that the graph writes. Histories in `taken`
-  // are not made shorter. `shortened` is called before that.
+  // are not changed: a query token continues them only when it sees exactly their cells.
+  // `shortened` is called before a history becomes shorter. Null when all histories are taken.
   template <class Shortened>
   std::shared_ptr<History> Continue(const CellSet& seen,
                                     std::span<const std::shared_ptr<History>> taken,
@@ -86,8 +91,11 @@ class Histories {
                                     Shortened shortened) {
     uint32_t common = 0;
     std::shared_ptr<History> best = Best(seen, taken, &common);
-    if (best == nullptr) return Begin(seen, fingerprint, context);
-    common = std::min(common, FirstChanged(*best, common, fingerprint, context));
+    if (best == nullptr) return Begin(seen, taken, fingerprint, context);
+    if (best->last_checked != graph_) {
+      common = std::min(common, FirstChanged(*best, common, fingerprint, context));
+      best->last_checked = graph_;
+    }
     if (common < best->size()) shortened(best, common);
     best->last_used = ++uses_;
     AddSeen(seen, fingerprint, context, best.get());
@@ -110,11 +118,13 @@ class Histories {
   std::shared_ptr<History> Best(const CellSet& seen,
                                 std::span<const std::shared_ptr<History>> taken,
                                 uint32_t* common) const;
-  std::shared_ptr<History> Begin(const CellSet& seen, FingerprintOf fingerprint,
-                                 const void* context);
+  std::shared_ptr<History> Begin(const CellSet& seen,
+                                 std::span<const std::shared_ptr<History>> taken,
+                                 FingerprintOf fingerprint, const void* context);
 
   uint32_t cell_count_;
   uint64_t uses_ = 0;
+  uint64_t graph_ = 0;
   uint64_t next_id_ = 1;
   std::vector<std::shared_ptr<History>> all_;
 };

@@ -11,7 +11,9 @@
 namespace pqcached::llama {
 namespace {
 
-constexpr uint32_t kMostItemTokens = 8;  // query tokens of a sequence in a step
+// Query tokens of a sequence in a step, and of these times the group (pqc_query).
+constexpr uint32_t kMostItemTokens = 8;
+constexpr uint32_t kMostItemHeads = 64;
 constexpr uint32_t kClientThreads = 256;
 
 // Measures a wait, from its construction to its end.
@@ -46,8 +48,8 @@ Selection::~Selection() {
 void Selection::Write(const LayerArrays& arrays, const Attention& shape,
                       std::span<const uint32_t> cells) {
   if (is_off_) return;
-  const bool is_first =
-      !layers_.arrays.empty() && layers_.arrays.front().keys_root == arrays.keys_root;
+  const std::optional<uint32_t> layer = LayerOf(arrays.keys_root);
+  const bool is_first = layer == 0;
   if (!is_learned_ && is_first) {
     is_learned_ = true;
     histories_ = std::make_unique<Histories>(static_cast<uint32_t>(
@@ -58,6 +60,7 @@ void Selection::Write(const LayerArrays& arrays, const Attention& shape,
   }
   if (!is_learned_) return Learn(arrays, shape);
   if (is_first) return BeginGraph(cells);
+  if (!layer) return TurnOff("layers that its first graph lacked");
   if (!std::equal(cells.begin(), cells.end(), written_.begin(), written_.end())) {
     TurnOff("layers that have cells of their own");
   }
@@ -67,6 +70,10 @@ void Selection::Write(const LayerArrays& arrays, const Attention& shape,
 void Selection::TurnOff(const char* reason) {
   if (step_ != nullptr) Abandon(PQC_OK);
   is_off_ = true;
+  if (sidecar_ != nullptr) {
+    const auto lock = sidecar_->Lock();
+    for (const auto& history : histories_->all()) history->is_gone = true;  // drops the sequences
+  }
   Log(std::string("attends exactly, because the model has ") + reason);
 }
 
@@ -77,10 +84,16 @@ void Selection::Learn(const LayerArrays& arrays, const Attention& shape) {
                        first.kv_heads == shape.kv_heads && first.group_size == shape.group_size &&
                        first.dtype == shape.dtype && first.cell_bytes == shape.cell_bytes &&
                        first.scale == shape.scale && first.softcap == shape.softcap;
+  if (shape.group_size > kMostItemHeads) return TurnOff("more than 64 query heads per kv head");
   if (layers_.arrays.empty()) {
     layers_.shape = shape;
   } else if (!is_same) {
     return TurnOff("layers of different shapes");
+  }
+  const auto cells_of = [](const GgmlTensor& root) { return root.ne[1] * root.ne[2]; };
+  const int64_t cells = cells_of(*(layers_.arrays.empty() ? arrays : layers_.arrays[0]).keys_root);
+  if (cells_of(*arrays.keys_root) != cells || cells_of(*arrays.values_root) != cells) {
+    return TurnOff("layers with different numbers of cells");
   }
   layers_.arrays.push_back(arrays);
 }
@@ -97,23 +110,23 @@ void Selection::BeginGraph(std::span<const uint32_t> cells) {
   });
 }
 
-std::optional<uint32_t> Selection::LayerOf(const Attention& attention) const {
-  const GgmlTensor* root = RootOf(attention.node->src[1]);
+std::optional<uint32_t> Selection::LayerOf(const GgmlTensor* keys_root) const {
   for (uint32_t i = 0; i < layers_.arrays.size(); ++i) {
-    if (layers_.arrays[i].keys_root == root) return i;
+    if (layers_.arrays[i].keys_root == keys_root) return i;
   }
   return std::nullopt;
 }
 
+void Selection::Arrive(const Attention& attention) {
+  layer_ = LayerOf(RootOf(attention.node->src[1]));
+  if (is_off_ || !is_learned_ || layer_ != 0) return;
+  if (step_ != nullptr) Abandon(PQC_OK);
+  is_to_plan_ = std::exchange(is_fresh_, false);
+}
+
 std::span<const uint64_t* const> Selection::Prepare(const Attention& attention) {
-  if (is_off_ || !is_learned_) return {};
-  const std::optional<uint32_t> layer = LayerOf(attention);
-  if (!layer) return {};
-  if (*layer == 0) {
-    if (step_ != nullptr) Abandon(PQC_OK);
-    if (!std::exchange(is_fresh_, false)) return {};
-    PlanStep(attention);
-  }
+  if (is_off_ || !is_learned_ || !layer_) return {};
+  if (layer_ == 0 && std::exchange(is_to_plan_, false)) PlanStep(attention);
   if (step_ == nullptr || !step_selects_) return {};
   if (attention.node->src[3] != mask_ || rows_ != attention.streams * attention.tokens) {
     TurnOff("layers that have masks of their own");
@@ -136,8 +149,8 @@ void Selection::PlanStep(const Attention& attention) {
 }
 
 void Selection::NotePrefill(const Attention& attention) {
-  if (is_off_ || !is_learned_ || LayerOf(attention) != 0) return;
-  if (!std::exchange(is_fresh_, false)) return;
+  if (is_off_ || !is_learned_ || layer_ != 0 || !std::exchange(is_to_plan_, false)) return;
+  const WaitTimer timer(&longest_wait_ms_);
   if (attention.first_cell % 64 != 0 || attention.stream_cells % 64 != 0) return;
   std::vector<Item> found;
   const auto lock = sidecar_->Lock();
@@ -154,9 +167,11 @@ bool Selection::FindHistories(const Attention& attention) {
   for (uint32_t row = 0; row < rows_; ++row) {
     if (!AddItem(attention, row, &found)) return false;
   }
+  const uint32_t most = std::min(kMostItemTokens, kMostItemHeads / attention.group_size);
   for (const Item& item : found) {
-    if (item.count > kMostItemTokens || !sidecar_->IsReady(*item.stored)) continue;
+    if (item.count > most || !sidecar_->IsReady(*item.stored)) continue;
     if (!CatchUp(item.stored)) continue;
+    item.stored->is_in_step = true;  // from now on the sidecar's thread leaves it alone
     items_.push_back(item);
     step_tokens_ += item.count;
   }
@@ -181,7 +196,12 @@ bool Selection::AddItem(const Attention& attention, uint32_t row, std::vector<It
                              sidecar_->Shorten(*shortened, keep);
                              Histories::Shorten(shortened.get(), keep);
                            });
+  if (history == nullptr) return true;
   StoredHistory& stored = sidecar_->Of(history);
+  const bool is_apart = std::any_of(found->begin(), found->end(), [&](const Item& item) {
+    return item.stored == &stored && item.first_row + item.count != row;
+  });
+  if (is_apart) return true;  // a step has a sequence once
   if (!found->empty() && found->back().stored == &stored &&
       found->back().first_row + found->back().count == row) {
     ++found->back().count;
@@ -237,17 +257,21 @@ pqc_selection Selection::Terms() const {
 }
 
 bool Selection::BeginStep(bool selects) {
+  if (items_.empty()) return false;
   const WaitTimer timer(&longest_wait_ms_);
   std::vector<pqc_step_item> items(items_.size());
   const auto lock = sidecar_->Lock();
   pqc_client* const client = sidecar_->BeginUse();
-  if (client == nullptr) return false;
+  if (client == nullptr) {
+    LeaveStep(PQC_OK);
+    items_.clear();
+    return false;
+  }
   for (size_t i = 0; i < items.size(); ++i) {
     items[i] = PQC_INIT(pqc_step_item);
     items[i].sequence = items_[i].stored->sequence;
     items[i].query_position = items_[i].stored->history->size();
     items[i].query_length = items_[i].count;
-    items_[i].stored->is_in_step = true;
   }
   const pqc_selection terms = Terms();
   pqc_step_options options = PQC_INIT(pqc_step_options);
@@ -258,12 +282,19 @@ bool Selection::BeginStep(bool selects) {
   step_selects_ = status == PQC_OK && selects;
   if (status == PQC_OK) return true;
   step_ = nullptr;
+  if (!selects) LeaveStep(status);
+  return false;
+}
+
+// Gives the items back to the sidecar's thread, after a failure with its status. With the lock.
+void Selection::LeaveStep(pqc_status status) {
+  // A wrong argument may be that of any item: then only the item of a step of one is stored again.
+  const bool is_of_one = items_.size() == 1 || status != PQC_INVALID_ARGUMENT;
   for (const Item& item : items_) {
     item.stored->is_in_step = false;
-    if (!selects) sidecar_->ReportFailure(item.stored, status);
+    if (status != PQC_OK && is_of_one) sidecar_->ReportFailure(item.stored, status);
   }
   sidecar_->EndUse();
-  return false;
 }
 
 // Has the engine's own rows without the tokens between sink and window.
@@ -284,9 +315,8 @@ void Selection::HideSelected(const Attention& attention) {
 }
 
 std::span<const kernels::Partial> Selection::Attend(const Attention& attention) {
-  const std::optional<uint32_t> layer = LayerOf(attention);
-  if (step_ == nullptr || !step_selects_ || !layer) return {};
-  if (!AttendSelected(attention, *layer)) return {};
+  if (step_ == nullptr || !step_selects_ || !layer_) return {};
+  if (!AttendSelected(attention, *layer_)) return {};
   ++selected_nodes_;
   return partials_;
 }
@@ -339,10 +369,8 @@ void Selection::LoadQueries(const Attention& attention) {
   }
 }
 
-void Selection::Finish(const Attention& attention) {
-  if (step_ == nullptr) return;
-  const std::optional<uint32_t> layer = LayerOf(attention);
-  if (layer && *layer + 1 == layers_.arrays.size()) EndStep();
+void Selection::Finish() {
+  if (step_ != nullptr && layer_ && *layer_ + 1 == layers_.arrays.size()) EndStep();
 }
 
 // Copies the rows of some tokens in all layers.
@@ -377,11 +405,7 @@ void Selection::EndStep() {
                    static_cast<uint32_t>(rows_to_pass_.layers().size()), nullptr);
   const auto lock = sidecar_->Lock();
   for (const Item& item : items_) {
-    item.stored->is_in_step = false;
-    if (status != PQC_OK) {
-      sidecar_->ReportFailure(item.stored, status);
-      continue;
-    }
+    if (status != PQC_OK) break;
     for (uint32_t row = item.first_row; row < item.first_row + item.count; ++row) {
       Histories::Append(item.stored->history.get(), written_[row],
                         Fingerprint(this, written_[row]));
@@ -389,7 +413,7 @@ void Selection::EndStep() {
     item.stored->stored = item.stored->history->size();
     item.stored->is_longer = false;
   }
-  sidecar_->EndUse();
+  LeaveStep(status);
 }
 
 // Ends the step without rows: the rest of the graph is computed exactly.
@@ -397,11 +421,7 @@ void Selection::Abandon(pqc_status status) {
   const WaitTimer timer(&longest_wait_ms_);
   pqc_step_abandon(std::exchange(step_, nullptr));
   const auto lock = sidecar_->Lock();
-  for (const Item& item : items_) {
-    item.stored->is_in_step = false;
-    if (status != PQC_OK) sidecar_->ReportFailure(item.stored, status);
-  }
-  sidecar_->EndUse();
+  LeaveStep(status);
 }
 
 void Selection::ParallelFor(void* self, uint32_t count, void (*body)(void* context, uint32_t index),

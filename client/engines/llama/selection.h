@@ -5,8 +5,8 @@
 // engine's thread waits for the sidecar. What a step has read is checked before the node's result
 // is used (pqc_step_check).
 //
-// The calls come in the order of the graph: for each layer Write, then Prepare and Attend. One
-// thread at a time.
+// The calls come in the order of the graph: for each layer Write, then Arrive with the attention
+// node, and Prepare, Attend and Finish, or NotePrefill. One thread at a time.
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_SELECTION_H_
 #define PQCACHED_CLIENT_ENGINES_LLAMA_SELECTION_H_
 
@@ -36,6 +36,8 @@ class Selection {
   // The graph is about to write `cells` of the layer whose keys are in `keys_root`.
   void Write(const LayerArrays& arrays, const Attention& shape, std::span<const uint32_t> cells);
 
+  // The graph has come to an attention node, which is the one of the calls that follow.
+  void Arrive(const Attention& attention);
   // Plans the graph's step at its first layer. Returns [streams, tokens] cells that the sidecar
   // attends to (OwnRows::Prepare); empty: none.
   std::span<const uint64_t* const> Prepare(const Attention& attention);
@@ -48,7 +50,7 @@ class Selection {
   void NotePrefill(const Attention& attention);
 
   // The node is computed: after the last layer, passes the rows of the step's tokens.
-  void Finish(const Attention& attention);
+  void Finish();
 
   uint64_t selected_nodes() const { return selected_nodes_; }
   // The longest time that a node waited for the client or for the sidecar's thread.
@@ -65,7 +67,7 @@ class Selection {
   void TurnOff(const char* reason);
   void Learn(const LayerArrays& arrays, const Attention& shape);
   void BeginGraph(std::span<const uint32_t> cells);
-  std::optional<uint32_t> LayerOf(const Attention& attention) const;
+  std::optional<uint32_t> LayerOf(const GgmlTensor* keys_root) const;
   bool FindHistories(const Attention& attention);
   bool AddItem(const Attention& attention, uint32_t row, std::vector<Item>* found);
   void PlanStep(const Attention& attention);
@@ -77,6 +79,7 @@ class Selection {
   void EndStep();
   void LoadRows(std::span<const uint32_t> cells);
   void Abandon(pqc_status status);
+  void LeaveStep(pqc_status status);
   pqc_selection Terms() const;
   static void ParallelFor(void* self, uint32_t count, void (*body)(void* context, uint32_t index),
                           void* context);
@@ -97,6 +100,8 @@ class Selection {
   std::vector<Item> items_;
   uint32_t rows_ = 0;  // streams * tokens
   uint32_t step_tokens_ = 0;
+  std::optional<uint32_t> layer_;     // of the node
+  bool is_to_plan_ = false;           // Prepare plans the step
   bool is_fresh_ = false;             // Write has begun the graph, whose step is not planned yet
   const GgmlTensor* mask_ = nullptr;  // of the node of the first layer
   pqc_step* step_ = nullptr;

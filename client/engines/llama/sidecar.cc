@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "client/engines/llama/log.h"
@@ -16,9 +17,10 @@ namespace {
 constexpr uint32_t kCopiedTokens = 64;            // while the engine's thread may wait
 constexpr size_t kChunkBytes = size_t{16} << 20;  // of rows that are passed on together
 constexpr uint32_t kMostChunkTokens = 512;
-constexpr uint32_t kTimeoutMs = 2000;  // also the longest that the end of a context waits
+constexpr uint32_t kTimeoutMs = 2000;  // of a call of the sidecar's thread
 constexpr int kNiceness = 10;
 constexpr auto kRetry = std::chrono::milliseconds(500);
+constexpr auto kLongestRetry = std::chrono::milliseconds(60000);
 
 // Every context has a cache of its own: the plug-in does not know the model's weights, so it must
 // not share rows with another process.
@@ -143,9 +145,18 @@ void Sidecar::ReportFailure(StoredHistory* stored, pqc_status status) {
 void Sidecar::Run() {
   // The engine's threads spin between nodes, and wait for each other: they need all their cores.
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+  try {
+    Work();
+  } catch (const std::exception& error) {
+    // The client stays open, and no rows are stored any more.
+    Log(std::string("attends exactly from now on: ") + error.what());
+  }
+}
+
+void Sidecar::Work() {
   std::unique_lock lock(mutex_);
   while (!stops_) {
-    if (is_lost_ && !is_used_) Disconnect();
+    if (is_lost_ && !is_used_) Disconnect(&lock);
     if (client_ == nullptr) {
       lock.unlock();
       const bool is_connected = Connect();
@@ -162,13 +173,16 @@ void Sidecar::Run() {
     next->is_filling = true;
     const pqc_status status = Fill(next, &lock);
     next->is_filling = false;
-    if (status != PQC_OK) {
-      Say(std::string("rows are not stored yet: ") + pqc_last_error());
-      ReportFailure(next, status);
-      wake_.wait_for(lock, kRetry, [this] { return stops_; });
+    if (status == PQC_OK) {
+      next->delay = {};
+      continue;
     }
+    Say(std::string("rows are not stored yet: ") + pqc_last_error());
+    ReportFailure(next, status);
+    next->delay = std::clamp(2 * next->delay, kRetry, kLongestRetry);
+    next->retry_at = std::chrono::steady_clock::now() + next->delay;
   }
-  Disconnect();
+  Disconnect(&lock);
 }
 
 // Prints a line, unless the last one was the same.
@@ -182,6 +196,7 @@ bool Sidecar::Connect() {
   pqc_client_options options = PQC_INIT(pqc_client_options);
   options.endpoint = settings_.endpoint.c_str();
   options.client_name = "llama.cpp";
+  options.path = PQC_PATH_ONLY_LOCAL;  // elsewhere, a step's calls wait for the sidecar
   options.timeout_ms = kTimeoutMs;
   options.parallel_for = parallel_for_;
   options.parallel_for_context = parallel_for_context_;
@@ -223,20 +238,32 @@ bool Sidecar::Connect() {
   return true;
 }
 
-// Ends the session, with all sequences. With mutex_ held, and no step in progress.
-void Sidecar::Disconnect() {
-  if (client_ == nullptr) return;
+// Ends the session, which drops its sequences. No step is in progress.
+void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
+  pqc_client* const client = std::exchange(client_, nullptr);
+  pqc_cache* const cache = std::exchange(cache_, nullptr);
+  if (client == nullptr) return;
+  const bool is_lost = is_lost_;
+  std::vector<pqc_sequence*> sequences;
   for (const auto& each : stored_) {
-    if (each->sequence != nullptr) pqc_sequence_drop(each->sequence);
+    if (each->sequence != nullptr) sequences.push_back(each->sequence);
     each->sequence = nullptr;
     each->stored = 0;
     each->is_broken = each->is_longer = false;
   }
-  if (!is_lost_) pqc_cache_drop(cache_);
-  pqc_cache_close(cache_);
-  pqc_client_close(client_);
-  client_ = nullptr;
-  cache_ = nullptr;
+  lock->unlock();
+  // The cache can be dropped only when its sequences are. When the sidecar does not answer, the rest
+  // is left to it: it drops them when the session ends, and handles of a closed client do not wait.
+  bool answers = !is_lost;
+  size_t dropped = 0;
+  while (answers && dropped < sequences.size()) {
+    answers = pqc_sequence_drop(sequences[dropped++]) == PQC_OK;
+  }
+  if (answers) pqc_cache_drop(cache);
+  pqc_cache_close(cache);
+  pqc_client_close(client);
+  for (; dropped < sequences.size(); ++dropped) pqc_sequence_detach(sequences[dropped]);
+  lock->lock();
 }
 
 // Drops the sequences of histories that are gone, and those that cannot be used any more.
@@ -264,8 +291,9 @@ void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
 }
 
 StoredHistory* Sidecar::NextToFill() {
+  const auto now = std::chrono::steady_clock::now();
   for (const auto& each : stored_) {
-    if (each->is_in_step) continue;
+    if (each->is_in_step || now < each->retry_at) continue;
     const uint32_t left = each->history->size() - each->stored;
     if (left > kMostLeft || each->sequence == nullptr) return each.get();
   }
@@ -304,11 +332,10 @@ pqc_status Sidecar::Create(StoredHistory* stored, std::unique_lock<std::mutex>* 
 
 pqc_status Sidecar::SendChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
   const uint32_t first = stored->stored;
-  const bool is_longer = std::exchange(stored->is_longer, false);
   const uint32_t count = CopyChunk(*stored, lock);
-  // The engine's thread may have shortened the history meanwhile.
-  if (count == 0 || stored->stored != first) return PQC_OK;
+  if (count == 0) return PQC_OK;
   stored->stored = first + count;
+  const bool is_longer = std::exchange(stored->is_longer, false);
   RowsToPass rows;
   rows.Set(layers_, count, chunk_.data());
   lock->unlock();
@@ -326,9 +353,11 @@ pqc_status Sidecar::SendChunk(StoredHistory* stored, std::unique_lock<std::mutex
 }
 
 // Copies the rows of the next tokens into chunk_: for each layer keys, then values. Returns how
-// many; 0 when the history became shorter meanwhile. The lock is released between pieces.
+// many; 0 when the history became shorter meanwhile: it may have grown again, with other cells. The
+// lock is released between pieces, and held at the end.
 uint32_t Sidecar::CopyChunk(const StoredHistory& stored, std::unique_lock<std::mutex>* lock) {
   const uint32_t first = stored.stored;
+  const uint64_t version = stored.history->version;
   const uint32_t count = std::min(chunk_tokens_, stored.history->size() - first);
   const Attention& shape = layers_.shape;
   const size_t element = kernels::DTypeBytes(shape.dtype);
@@ -338,7 +367,6 @@ uint32_t Sidecar::CopyChunk(const StoredHistory& stored, std::unique_lock<std::m
   std::byte* next = chunk_.data();
   for (uint32_t layer = 0; layer < layers_.arrays.size(); ++layer) {
     for (uint32_t begin = 0; begin < count; begin += kCopiedTokens) {
-      if (stops_ || stored.stored != first || stored.history->size() < first + count) return 0;
       const uint32_t end = std::min(count, begin + kCopiedTokens);
       for (uint32_t i = begin; i < end; ++i) {
         const uint32_t cell = stored.history->cells[first + i];
@@ -350,6 +378,7 @@ uint32_t Sidecar::CopyChunk(const StoredHistory& stored, std::unique_lock<std::m
       // A mutex is not fair: without this, the engine's thread would wait for the whole chunk.
       while (waiting_.load(std::memory_order_relaxed) > 0) std::this_thread::yield();
       lock->lock();
+      if (stops_ || stored.history->version != version) return 0;
     }
     next += count * (key_bytes + value_bytes);
   }

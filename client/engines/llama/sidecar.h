@@ -9,6 +9,7 @@
 #define PQCACHED_CLIENT_ENGINES_LLAMA_SIDECAR_H_
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@ namespace pqcached::llama {
 // The arrays of one layer, over all streams.
 struct LayerArrays {
   const GgmlTensor* keys_root = nullptr;
+  const GgmlTensor* values_root = nullptr;
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
 };
@@ -63,11 +65,13 @@ class RowsToPass {
 struct StoredHistory {
   std::shared_ptr<History> history;
   pqc_sequence* sequence = nullptr;
-  uint32_t stored = 0;      // first tokens whose rows are passed on
-  bool is_filling = false;  // the thread uses the sequence
-  bool is_in_step = false;  // the engine's thread does
-  bool is_longer = false;   // the sequence may have tokens behind `stored`
-  bool is_broken = false;   // the sequence is to be dropped, and another one created
+  uint32_t stored = 0;                 // first tokens whose rows are passed on
+  bool is_filling = false;             // the thread uses the sequence
+  bool is_in_step = false;             // the engine's thread does
+  bool is_longer = false;              // the sequence may have tokens behind `stored`
+  bool is_broken = false;              // the sequence is to be dropped, and another one created
+  std::chrono::milliseconds delay{0};  // after the last failure
+  std::chrono::steady_clock::time_point retry_at = {};
 };
 
 class Sidecar {
@@ -101,8 +105,9 @@ class Sidecar {
 
  private:
   void Run();
+  void Work();
   bool Connect();
-  void Disconnect();
+  void Disconnect(std::unique_lock<std::mutex>* lock);
   void DropBroken(std::unique_lock<std::mutex>* lock);
   StoredHistory* NextToFill();
   pqc_status Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lock);

@@ -80,7 +80,7 @@ TEST(LlamaAttentionTest, DescribesADecodeNode) {
   EXPECT_EQ(attention.softcap, 30.0f);
 }
 
-// What is refused, by a change of a node that is not.
+// Each refusal is caused by a change of a node that is not refused.
 TEST(LlamaAttentionTest, RefusesWhatItDoesNotCompute) {
   const auto refusal = [](void (*change)(Node*)) {
     Node node(128, 32, 8, 1, 512);

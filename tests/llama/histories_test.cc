@@ -163,7 +163,7 @@ TEST_F(HistoriesTest, ATokenThatSeesMoreThanAnotherSequencesTokenHasAHistoryOfIt
   Decode({0, 1});
 }
 
-// With more sequences than histories, no history ends that a query token of the graph has.
+// No history ends that a query token of the graph has, even if there are more sequences.
 TEST_F(HistoriesTest, TheLongestUnusedHistoryEnds) {
   const auto begin = [this](uint32_t number, std::span<const std::shared_ptr<History>> taken) {
     CellSet seen(kCells);

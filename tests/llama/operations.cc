@@ -117,7 +117,7 @@ class Operations {
     llama_memory_seq_rm(memory_, to, -1, -1);
     llama_memory_seq_cp(memory_, from, to, -1, -1);
     length_[to] = length_[from];
-    // In a unified cache, both have the same cells, which must not be moved for one of them.
+    // Both have the same cells, which must not be moved for one of them.
     has_copies_ = true;
   }
 

@@ -27,10 +27,10 @@ namespace {
 constexpr const char* kName = "PQCACHED";
 constexpr const char* kDescription = "pqcached: attention to long contexts";
 
-// Which attention nodes the plug-in takes.
+// The choice of the attention nodes that the plug-in takes.
 //
-// With `-fa auto`, llama.cpp first makes a graph to see which device its attention nodes get. If it
-// is another device than the layer's, llama.cpp switches flash attention off, and with it the
+// If `-fa auto` is set, llama.cpp first makes a graph to see which device its attention nodes get.
+// If it is another device than the layer's, llama.cpp switches flash attention off, and with it the
 // plug-in. The probe has one token per sequence, and graphs of other sizes follow before any token
 // is computed. So nodes of a layer are taken once two numbers of tokens have been seen for it.
 class Claims {
@@ -105,7 +105,7 @@ class Claims {
   std::set<std::string> said_;
 };
 
-// What is loaded once per process.
+// The state that a process has once.
 struct Plugin {
   GgmlApi api{};
   Settings settings;

@@ -1,6 +1,6 @@
-// EngineThreads computes on the threads of llama.cpp's CPU backend, which spin between nodes: other
-// threads would compete with them for the cores. (In builds of ggml without OpenMP, they are threads
-// that ggml starts for each node.)
+// EngineThreads computes on the threads of llama.cpp's CPU backend, which spin between nodes:
+// other threads would compete with them for the cores. (Builds of ggml without OpenMP start them
+// for each node.)
 //
 // It has an instance of the CPU backend of its own, to which it gives graphs of one node. One
 // thread at a time.

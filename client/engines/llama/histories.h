@@ -1,9 +1,9 @@
-// Which cells of llama.cpp's KV cache are which tokens of which sequence.
+// Histories find out which cells of llama.cpp's KV cache are which tokens of which sequence.
 //
-// A backend sees neither sequences nor positions. It sees which cells a graph writes (SET_ROWS), and
-// which cells a query token sees (the mask). From these, a *history* is made: cells in the order in
-// which a sequence has them, which one query token saw together. A query token continues the
-// history whose cells it sees all of, and the longest if there are several. A history becomes
+// A backend sees neither sequences nor positions. It sees which cells a graph writes (SET_ROWS),
+// and which cells a query token sees (the mask). From these, a *history* is made: cells in the
+// order in which a sequence has them, which one query token saw together. A query token continues
+// the history whose cells it sees all of, and the longest if there are several. A history becomes
 // shorter when one of its cells is written again, is not seen any more (a roll-back), or has other
 // rows than it had (a restored state or a context shift, which no graph shows).
 //

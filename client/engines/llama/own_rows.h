@@ -51,7 +51,7 @@ class OwnRows {
     uint32_t end;
     uint64_t seen_by;
   };
-  // What a thread writes.
+  // The memory that a thread writes.
   struct Own {
     float* queries;  // of the tokens of a piece, when they are not consecutive
     float* output;   // of a piece and kv head

@@ -143,7 +143,7 @@ void Selection::PlanStep(const Attention& attention) {
   step_tokens_ = 0;
   const bool is_aligned = attention.first_cell % 64 == 0 && attention.stream_cells % 64 == 0;
   if (!is_aligned || written_.size() != rows_ || !FindHistories(attention)) return;
-  // Where the index is not ready, the step passes the rows of its tokens, and no more.
+  // A step whose index is not ready passes the rows of its tokens, and no more.
   if (!BeginStep(true)) BeginStep(false);
   if (step_ != nullptr && step_selects_) HideSelected(attention);
 }

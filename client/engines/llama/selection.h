@@ -1,5 +1,5 @@
-// Selection computes attention nodes of long contexts as steps of the sidecar: attention to selected
-// tokens there, and to sink and window in llama.cpp's own rows.
+// Selection computes attention nodes of long contexts as steps of the sidecar: attention to
+// selected tokens there, and to sink and window in llama.cpp's own rows.
 //
 // Every problem has the same answer, the exact attention over llama.cpp's own rows: no call of the
 // engine's thread waits for the sidecar. What a step has read is checked before the node's result
@@ -93,7 +93,7 @@ class Selection {
   std::unique_ptr<Histories> histories_;
   std::unique_ptr<Sidecar> sidecar_;
 
-  // Of the graph.
+  // These belong to the graph.
   std::vector<uint32_t> written_;     // cells, of all query tokens
   std::vector<uint32_t> step_cells_;  // those of the step's tokens
   CellSet seen_;                      // of a query token

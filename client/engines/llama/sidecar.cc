@@ -252,8 +252,9 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
     each->is_broken = each->is_longer = false;
   }
   lock->unlock();
-  // The cache can be dropped only when its sequences are. When the sidecar does not answer, the rest
-  // is left to it: it drops them when the session ends, and handles of a closed client do not wait.
+  // The cache can be dropped only when its sequences are. When the sidecar does not answer, the
+  // rest is left to it: it drops them when the session ends, and handles of a closed client do not
+  // wait.
   bool answers = !is_lost;
   size_t dropped = 0;
   while (answers && dropped < sequences.size()) {

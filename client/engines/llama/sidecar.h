@@ -1,8 +1,8 @@
 // Sidecar keeps the rows of histories in a pqcached sidecar, so that steps can select among them.
 //
-// A thread of its own makes all calls that wait: it opens the client, creates a sequence with a live
-// index for each history, and stores rows that no step has passed. The engine's thread never waits
-// for it, with one exception: while up to kCopiedTokens rows of a layer are copied.
+// A thread of its own makes all calls that wait: it opens the client, creates a sequence with a
+// live index for each history, and stores rows that no step has passed. The engine's thread never
+// waits for it, with one exception: while up to kCopiedTokens rows of a layer are copied.
 //
 // Both threads read histories, so the engine's thread changes them under Lock().
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_SIDECAR_H_
@@ -92,10 +92,10 @@ class Sidecar {
 
   // Returns the history's sequence, whose rows are stored from now on.
   StoredHistory& Of(const std::shared_ptr<History>& history);
-  // Returns whether a step may have the sequence: of the history's tokens, at most kMostLeft are not
+  // Returns whether a step may have the sequence: at most kMostLeft of the history's tokens are not
   // passed on, which is left to the engine's thread.
   bool IsReady(const StoredHistory& stored) const;
-  // To be called before a history becomes shorter.
+  // Notes that a history is about to become shorter.
   void Shorten(const History& history, uint32_t keep);
   // The open client, or null. It stays open until EndUse.
   pqc_client* BeginUse();

@@ -271,11 +271,11 @@ PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const p
  * Errors: those of pqc_step_attend, and PQC_FAILED_PRECONDITION (none was begun) */
 PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
 
-/* Checks that all that the step's calls have read so far was valid when they read it, as pqc_step_end
- * does: after PQC_OK, results of earlier calls may be used before the step ends. For engines that
- * can compute a layer in another way when the check fails. After PQC_DEADLINE_EXCEEDED in a step
- * with PQC_STEP_NO_WAIT the call may be repeated, after other errors the step is to be abandoned. On
- * the remote path there is nothing to check.
+/* Checks that all that the step's calls have read so far was valid, as pqc_step_end does: after
+ * PQC_OK, results of earlier calls may be used before the step ends. An engine uses it that can
+ * compute a layer in another way when the check fails. After PQC_DEADLINE_EXCEEDED in a step with
+ * PQC_STEP_NO_WAIT the call may be repeated; after other errors the step is to be abandoned. The
+ * remote path has nothing to check.
  *
  * Errors: PQC_FAILED_PRECONDITION  an attention was begun and not waited for
  *         PQC_UNIMPLEMENTED        a step on a GPU

@@ -34,6 +34,7 @@ REQUIREMENTS = {
     "pip": "pip or ensurepip (Debian: python3-venv)",
     "plain_build": "a build without a sanitizer",
     "root": "root, and the right to become another user",
+    "smollm2": "SmolLM2-135M, fetched by tests/quality/pretrained.py --model",
     "systemd": "systemd's tools and libseccomp",
     "torch": "PyTorch (Debian: python3-torch)",
     "transformers": "transformers (PyPI)",

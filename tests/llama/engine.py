@@ -115,6 +115,8 @@ def environment(plugin=None, settings=None):
     variables["GGML_NO_BACKTRACE"] = "1"
     if plugin is not None:
         variables["GGML_BACKEND_PATH"] = str(plugin)
+        if preload := os.environ.get("PQCACHED_LLAMA_PRELOAD"):  # the libraries of sanitizers, for a plug-in that was built with them
+            variables.update(LD_PRELOAD=preload, ASAN_OPTIONS="detect_leaks=0")
     if settings is not None:
         variables["PQCACHED_LLAMA"] = settings
     return variables

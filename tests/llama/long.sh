@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Runs the tests of the llama.cpp plug-in at full length, and with the plug-in under the address and undefined behaviour
+# sanitizers. Fetches and builds llama.cpp when it is missing.
+#   tests/llama/long.sh [--skip-packages]
+# Builds in build/release and build/llama-asan. Takes about two hours on two cores.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+[ "${1:-}" = --skip-packages ] && export PQCACHED_SKIP_PACKAGES=1
+python3 tests/llama/engine.py
+export PYTHONDONTWRITEBYTECODE=1
+deploy/install_packages.sh build test
+cmake --preset release >/dev/null
+cmake --build build/release --target ggml_pqcached pqcached pqcached_rpc
+plugin=build/release/client/libggml-pqcached.so
+PQCACHED_LLAMA_OPERATIONS=100000 python3 tests/llama/llama_test.py "$plugin"
+PQCACHED_LLAMA_LONG=1 python3 tests/llama/models_test.py "$plugin"
+PQCACHED_LLAMA_KILLS=1000 python3 tests/llama/sidecar_test.py build/release "$plugin"
+
+# g++, because the sanitizers' libraries must be loaded by an engine that was built without them.
+cmake -S . -B build/llama-asan -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DCMAKE_UNITY_BUILD=ON \
+  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1 -Wno-array-bounds -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-restrict" \
+  >/dev/null
+cmake --build build/llama-asan --target ggml_pqcached pqcached_rpc
+PQCACHED_LLAMA_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so) \
+  python3 tests/llama/sidecar_test.py build/release build/llama-asan/client/libggml-pqcached.so

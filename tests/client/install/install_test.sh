@@ -29,3 +29,14 @@ PQCACHED_RECORD="$work/calls" "$work/build/consumer_c" "unix://$work/nobody"
 "$work/moved/bin/pqcached-conform" "$work/calls" > "$work/log" || status=$?
 cat "$work/log"
 [ "$status" = 0 ] && grep -q '^calls: [1-9]' "$work/log"
+
+# llama.cpp's plug-in loads without llama.cpp, and then says that it finds no ggml. With a sanitizer, its runtime would
+# have to be loaded first.
+plugin=$(find "$work/moved" -path '*/pqcached/libggml-pqcached.so')
+[ -n "$plugin" ]
+if ! nm -D "$plugin" | grep -qE '__(asan|tsan|ubsan)_'; then
+  status=0
+  python3 -c 'import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).ggml_backend_init())' "$plugin" 2> "$work/log" || status=$?
+  cat "$work/log"
+  [ "$status" = 0 ] && grep -q '^ggml-pqcached: not used' "$work/log"
+fi

@@ -1,23 +1,25 @@
 // Measures decoding of one token at the end of a long context, whose keys and values are random.
 //
-//   decode_speed MODEL TOKENS THREADS STEPS on|off|auto
+//   decode_speed MODEL TOKENS THREADS STEPS on|off|auto [PAUSE]
 //
-// Prints the milliseconds of each step, after three that are not counted, and the memory of the
-// process. The last word is the flash attention.
+// Prints the milliseconds of each step, after some that are not counted, and the memory of the
+// process. The fifth word is the flash attention. PAUSE: seconds in which a sidecar builds its index
+// meanwhile, after the first three steps.
 #include <sys/resource.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "ggml-backend.h"
 #include "llama.h"
 #include "tests/llama/stored_context.h"
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    std::fprintf(stderr, "usage: decode_speed MODEL TOKENS THREADS STEPS on|off|auto\n");
+  if (argc != 6 && argc != 7) {
+    std::fprintf(stderr, "usage: decode_speed MODEL TOKENS THREADS STEPS on|off|auto [PAUSE]\n");
     return 2;
   }
   const auto tokens = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
@@ -36,8 +38,12 @@ int main(int argc, char** argv) {
   llama_context* context = llama_init_from_model(model, params);
   if (context == nullptr) return 1;
   pqcached::llama_test::StoreContext(context, tokens);
-  for (int i = -3; i < steps; ++i) {
-    llama_token token = i + 4;
+  const int first = argc == 7 ? -9 : -3;  // after a pause, some steps more until the index is used
+  for (int i = first; i < steps; ++i) {
+    if (argc == 7 && i == first + 3) {
+      std::this_thread::sleep_for(std::chrono::seconds(std::atoi(argv[6])));
+    }
+    llama_token token = i + 16;
     const auto begin = std::chrono::steady_clock::now();
     if (llama_decode(context, llama_batch_get_one(&token, 1)) != 0) return 1;
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;

@@ -47,10 +47,10 @@ class Measurement:
         self.model = self.folder / "model.gguf"
         gguf_model.random_model(self.model, gguf_model.arguments([str(self.model), *MODEL]))
 
-    def run(self, tokens, steps, flash, settings=None, with_plugin=False):
+    def run(self, tokens, steps, flash, settings=None, with_plugin=False, pause=()):
         """Milliseconds per token: the median of the last steps; and what the plug-in printed."""
         ended = subprocess.run(
-            [self.program, self.model, str(tokens), str(THREADS), str(steps), flash], cwd=engine.binaries(self.version),
+            [self.program, self.model, str(tokens), str(THREADS), str(steps), flash, *map(str, pause)], cwd=engine.binaries(self.version),
             env=engine.environment(self.plugin if with_plugin or settings else None, settings), capture_output=True, text=True, check=True)
         times = [float(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("step_ms")]
         return statistics.median(times[-COUNTED:]), ended.stderr
@@ -63,11 +63,11 @@ class Measurement:
             try:
                 while "event=ready" not in daemon.stdout.readline():
                     pass
-                time, messages = self.run(tokens, 240, "auto", f"{words},endpoint=unix://{socket}")
+                time, messages = self.run(tokens, 4 * COUNTED, "auto", f"{words},endpoint=unix://{socket}", pause=[10 + tokens // 4096])
             finally:
                 daemon.terminate()
         nodes, wait = WAIT.search(messages).groups()
-        if int(nodes) < 2 * COUNTED:
+        if int(nodes) < 4 * COUNTED:  # of twice as many
             raise RuntimeError(f"the index was not ready in time: {messages}")
         return time, float(wait)
 

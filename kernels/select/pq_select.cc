@@ -54,13 +54,13 @@ void FillTables(const PqSelectArgs& args, const PqSelectPlan& plan, std::span<fl
   for (size_t row = 0; row < size_t{plan.codebook_count} * plan.head_count; ++row) {
     const float* in = args.tables.data() + row * summed_count * table_floats;
     float* out = tables.data() + row * table_floats;
-    for (size_t i = 0; i < table_floats; ++i) {
-      float sum = ClampEntry(in[i]);
-      for (uint32_t head = 1; head < summed_count; ++head) {
-        sum += ClampEntry(in[head * table_floats + i]);
-      }
-      out[i] = ClampEntry(sum);
+    for (size_t i = 0; i < table_floats; ++i) out[i] = ClampEntry(in[i]);
+    if (summed_count == 1) continue;
+    for (uint32_t head = 1; head < summed_count; ++head) {
+      in += table_floats;
+      for (size_t i = 0; i < table_floats; ++i) out[i] += ClampEntry(in[i]);
     }
+    for (size_t i = 0; i < table_floats; ++i) out[i] = ClampEntry(out[i]);
   }
 }
 

@@ -49,7 +49,6 @@ void BuildTable(const Exec& exec, const TableTask& task) {
 #if defined(PQCACHED_X86)
   constexpr uint32_t kCentroidsAtOnce = 16;
   const bool wide = task.centroid_count % kCentroidsAtOnce == 0;
-  if (wide && exec.level >= Level::kAvx512) return BuildTableAvx512(task);
   if (wide && exec.level >= Level::kAvx2) return BuildTableAvx2(task);
 #endif
   (void)exec;

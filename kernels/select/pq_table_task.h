@@ -26,7 +26,6 @@ struct TableTask {
 
 void BuildTablePortable(const TableTask& task);
 void BuildTableAvx2(const TableTask& task);
-void BuildTableAvx512(const TableTask& task);
 
 }  // namespace pqcached::kernels
 

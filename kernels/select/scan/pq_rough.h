@@ -69,27 +69,27 @@ struct LaneTables {
   const float* entries;  // [subspace_count, 2^bits, lanes], 64-byte aligned
 };
 
-// The lanes variant.
-struct LaneOps {
-  // Lists the tokens whose score is `least` or more. Adds the products of every token to lane_sums
-  // [lanes] (not under kMaxOfSums).
-  void (*list)(const RoughSlots& slots, const LaneTables& tables, float least, double* lane_sums,
+// The lanes variant, in AVX2 on x86 and NEON on arm64; AVX-512 would not make it faster.
+//
+// Sets to[c * lanes + i] to rows[i * row_stride + c], or to 0 in lanes without a head, for `count`
+// codes, a multiple of four.
+void InterleaveLanes(const float* rows, size_t row_stride, uint32_t head_count, uint32_t count,
+                     uint32_t lanes, float* to);
+// Lists the tokens whose score is `least` or more. Adds the products of every token to lane_sums
+// [lanes] (not under kMaxOfSums).
+void ListLanes(const RoughSlots& slots, const LaneTables& tables, float least, double* lane_sums,
                RoughList& list);
-  // Writes the indices with low <= scores[i] <= high, ascending; up to 64 more entries may be
-  // overwritten.
-  BandCount (*list_band)(const float* scores, uint32_t count, float low, float high,
-                         uint32_t* indices);
-  // Writes the positions of listed tokens whose scores are above the bound; `capacity` is their
-  // number.
-  void (*take_above)(const RoughList& list, float bound, uint32_t* positions, uint32_t capacity);
-};
+// Writes the indices with low <= scores[i] <= high, ascending; up to 64 more entries may be
+// overwritten.
+BandCount ListLaneBand(const float* scores, uint32_t count, float low, float high,
+                       uint32_t* indices);
+// Writes the positions of listed tokens whose scores are above the bound; `capacity` is their
+// number.
+void TakeLanesAbove(const RoughList& list, float bound, uint32_t* positions, uint32_t capacity);
 
 extern const LossOps kLossOpsAvx2;
 extern const LossOps kLossOpsAvx512Vbmi;
 extern const LossOps kLossOpsNeon;
-extern const LaneOps kLaneOpsAvx2;
-extern const LaneOps kLaneOpsAvx512;
-extern const LaneOps kLaneOpsNeon;
 
 }  // namespace pqcached::kernels
 

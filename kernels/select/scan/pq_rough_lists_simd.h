@@ -30,7 +30,7 @@ inline void AppendScores(const float* scores, uint32_t count, uint32_t first_pos
   list.count = written;
 }
 
-// Implements LaneOps::list_band.
+// Implements ListLaneBand.
 inline BandCount ListBand(const float* scores, uint32_t count, float low, float high,
                           uint32_t* indices) {
   const Floats low_bound = Vec::Set(low);
@@ -49,7 +49,7 @@ inline BandCount ListBand(const float* scores, uint32_t count, float low, float 
   return result;
 }
 
-// Implements LaneOps::take_above.
+// Implements TakeLanesAbove.
 inline void TakeAbove(const RoughList& list, float bound, uint32_t* positions, uint32_t capacity) {
   const Floats least = Vec::Set(bound);
   uint32_t written = 0;

@@ -44,13 +44,8 @@ const LossOps& LossOpsFor(const Exec& exec) {
   return exec.level >= Level::kAvx512Vbmi ? kLossOpsAvx512Vbmi : kLossOpsAvx2;
 }
 
-const LaneOps& LaneOpsFor(const Exec& exec) {
-  return exec.level >= Level::kAvx512 ? kLaneOpsAvx512 : kLaneOpsAvx2;
-}
 #else
 const LossOps& LossOpsFor(const Exec&) { return kLossOpsNeon; }
-
-const LaneOps& LaneOpsFor(const Exec&) { return kLaneOpsNeon; }
 #endif
 
 uint32_t LaneCount(uint32_t head_count) {
@@ -62,7 +57,6 @@ class RoughSelection {
   RoughSelection(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan)
       : exec_(exec),
         loss_ops_(LossOpsFor(exec)),
-        lane_ops_(LaneOpsFor(exec)),
         cell_ops_(CellOpsFor(exec)),
         args_(args),
         plan_(plan),
@@ -87,8 +81,8 @@ class RoughSelection {
 
   // Returns false when nothing is selected.
   bool Run() {
-    GatherSample();
     if (lanes_ > 1) return SelectByLanes();
+    GatherSample();
     return ListByLoss() && list_.count >= k_ && SelectByExactLosses();
   }
 
@@ -131,8 +125,8 @@ class RoughSelection {
     }
     RoughList list = {
         .positions = chunk_slots_.data(), .scores = scores, .losses = nullptr, .count = 0};
-    lane_ops_.list(SlotsOf(span), {lanes_, lane_rule_, Entries(codebook)},
-                   std::numeric_limits<float>::lowest(), lane_sums_, list);
+    ListLanes(SlotsOf(span), {lanes_, lane_rule_, Entries(codebook)},
+              std::numeric_limits<float>::lowest(), lane_sums_, list);
     PQC_CHECK(list.count == count);
   }
 
@@ -282,6 +276,7 @@ class RoughSelection {
                                                         : LaneRule::kMaxOfSums;
     const bool products = lane_rule_ != LaneRule::kMaxOfSums;
     if (!FillEntries(products)) return false;
+    GatherSample();
     if (products) {
       std::fill(lane_sums_, lane_sums_ + kMaxLanes, 0.0);
       ScoreSample();
@@ -306,8 +301,8 @@ class RoughSelection {
         .positions = positions_.data(), .scores = scores_.data(), .losses = nullptr, .count = 0};
     for (const PqSpan& span : args_.spans) {
       if (span.slot_begin == span.slot_end) continue;
-      lane_ops_.list(SlotsOf(span), {lanes_, lane_rule_, Entries(span.codebook)}, least_,
-                     lane_sums_, list_);
+      ListLanes(SlotsOf(span), {lanes_, lane_rule_, Entries(span.codebook)}, least_, lane_sums_,
+                list_);
     }
     least_ratio_ = largest_ratio_ = 1.0f;
     // The sums over all tokens differ slightly from those over the sample.
@@ -341,37 +336,52 @@ class RoughSelection {
   // too far apart, or entries too large for the promised rounding.
   bool FillEntries(bool products) {
     const uint32_t centroid_count = CentroidCount(geometry_);
-    std::fill(entries_.begin(), entries_.end(), 0.0f);
-    for (uint32_t head = 0; head < plan_.head_count; ++head) {
-      float magnitude = 0.0f;
-      float distance = 0.0f;
-      for (uint32_t subspace = 0; subspace < geometry_.subspace_count; ++subspace) {
-        EntryRange all = {.least = kEntryLimit, .largest = -kEntryLimit};
-        for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-          const EntryRange range = RangeOf(codebook, head * geometry_.subspace_count + subspace);
-          all.least = std::min(all.least, range.least);
-          all.largest = std::max(all.largest, range.largest);
-        }
-        magnitude += std::max(std::abs(all.least), std::abs(all.largest));
-        distance += all.largest - all.least;
-        for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-          const size_t row = (size_t{codebook} * plan_.head_count + head) * table_floats_ +
-                             subspace * centroid_count;
-          float* const weights = work_.data();
-          if (products) {
-            cell_ops_.exponentials(tables_.data() + row, centroid_count, all.largest, weights);
-          }
-          const float* from = products ? weights : tables_.data() + row;
-          float* to = entries_.data() +
-                      (codebook * table_floats_ + subspace * centroid_count) * lanes_ + head;
-          for (uint32_t c = 0; c < centroid_count; ++c) to[c * lanes_] = from[c];
-        }
+    const size_t codebook_floats = plan_.head_count * table_floats_;
+    float magnitudes[kMaxLanes] = {};
+    float distances[kMaxLanes] = {};
+    for (uint32_t subspace = 0; subspace < geometry_.subspace_count; ++subspace) {
+      float largest[kMaxLanes];
+      for (uint32_t head = 0; head < plan_.head_count; ++head) {
+        const EntryRange all = RangeOfAll(head * geometry_.subspace_count + subspace);
+        magnitudes[head] += std::max(std::abs(all.least), std::abs(all.largest));
+        distances[head] += all.largest - all.least;
+        largest[head] = all.largest;
       }
-      const float limit = 256.0f / static_cast<float>(geometry_.subspace_count);
-      if (products && (!(magnitude <= limit) || !(distance <= -kMinExponent))) return false;
+      for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+        const float* rows = tables_.data() + codebook * codebook_floats + subspace * centroid_count;
+        float* const to =
+            entries_.data() + (codebook * table_floats_ + subspace * centroid_count) * lanes_;
+        if (!products) {
+          InterleaveLanes(rows, table_floats_, plan_.head_count, centroid_count, lanes_, to);
+          continue;
+        }
+        for (uint32_t head = 0; head < plan_.head_count; ++head, rows += table_floats_) {
+          cell_ops_.exponentials(rows, centroid_count, largest[head],
+                                 work_.data() + head * centroid_count);
+        }
+        InterleaveLanes(work_.data(), centroid_count, plan_.head_count, centroid_count, lanes_, to);
+      }
     }
-    if (!products) FillNeutral();
+    if (!products) {
+      FillNeutral();
+      return true;
+    }
+    const float limit = 256.0f / static_cast<float>(geometry_.subspace_count);
+    for (uint32_t head = 0; head < plan_.head_count; ++head) {
+      if (!(magnitudes[head] <= limit) || !(distances[head] <= -kMinExponent)) return false;
+    }
     return true;
+  }
+
+  // Returns the range of a row of tables over all codebooks.
+  EntryRange RangeOfAll(uint32_t row) const {
+    EntryRange all = {.least = kEntryLimit, .largest = -kEntryLimit};
+    for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+      const EntryRange range = RangeOf(codebook, row);
+      all.least = std::min(all.least, range.least);
+      all.largest = std::max(all.largest, range.largest);
+    }
+    return all;
   }
 
   // Fills lanes without a head so that they never have the largest sum.
@@ -397,7 +407,7 @@ class RoughSelection {
   // Scores the tokens near the k-th exactly, and selects if that decides all of them.
   bool SelectByExactScores(const Band& band) {
     const BandCount count =
-        lane_ops_.list_band(scores_.data(), list_.count, band.low, band.high, band_.data());
+        ListLaneBand(scores_.data(), list_.count, band.low, band.high, band_.data());
     if (count.above >= k_ || count.above + count.band < k_) return false;
     ValueThreshold threshold = FindExactThreshold(count);
     if (lane_rule_ != LaneRule::kMaxOfSums &&
@@ -409,7 +419,7 @@ class RoughSelection {
     for (uint32_t i = 0; i < count.band; ++i) {
       scores_[band_[i]] = kOutOrIn[IsSelected(exact_[i], threshold)];
     }
-    lane_ops_.take_above(list_, band.high, args_.positions.data(), k_);
+    TakeLanesAbove(list_, band.high, args_.positions.data(), k_);
     return true;
   }
 
@@ -484,7 +494,6 @@ class RoughSelection {
 
   const Exec& exec_;
   const LossOps& loss_ops_;
-  const LaneOps& lane_ops_;
   const CellOps& cell_ops_;
   const PqSelectArgs& args_;
   const PqSelectPlan& plan_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -24,22 +25,17 @@ struct NamedLossOps {
   const LossOps* ops;
 };
 
-struct NamedLaneOps {
-  Level level;
-  const LaneOps* ops;
-};
-
 #if defined(__aarch64__)
 const std::vector<NamedLossOps> kAllLossOps = {{Level::kNeon, &kLossOpsNeon}};
-const std::vector<NamedLaneOps> kAllLaneOps = {{Level::kNeon, &kLaneOpsNeon}};
+constexpr Level kLanesLevel = Level::kNeon;
+#define PQCACHED_LANES 1
 #elif defined(__x86_64__)
 const std::vector<NamedLossOps> kAllLossOps = {{Level::kAvx2, &kLossOpsAvx2},
                                                {Level::kAvx512Vbmi, &kLossOpsAvx512Vbmi}};
-const std::vector<NamedLaneOps> kAllLaneOps = {{Level::kAvx2, &kLaneOpsAvx2},
-                                               {Level::kAvx512, &kLaneOpsAvx512}};
+constexpr Level kLanesLevel = Level::kAvx2;
+#define PQCACHED_LANES 1
 #else
 const std::vector<NamedLossOps> kAllLossOps;
-const std::vector<NamedLaneOps> kAllLaneOps;
 #endif
 
 std::vector<PqGeometry> Geometries() {
@@ -189,6 +185,8 @@ TEST(LossOpsTest, FindTheLossOfARankAndTheTokensAroundIt) {
   }
 }
 
+#if defined(PQCACHED_LANES)
+
 // Entries and what a group's heads make of them. Small integers: every order of the operations
 // gives the same float.
 struct LaneCase {
@@ -232,21 +230,20 @@ struct ListedScores {
   bool operator==(const ListedScores&) const = default;
 };
 
-ListedScores ListByLanes(const NamedLaneOps& each, const Codes& codes, const LaneCase& lanes,
-                         float least) {
+ListedScores ListByLanes(const Codes& codes, const LaneCase& lanes, float least) {
   std::vector<uint32_t> positions(codes.slot_count + kSlack);
   std::vector<float> scores(codes.slot_count + kSlack);
   std::vector<double> sums(lanes.lanes);
   RoughList list = {
       .positions = positions.data(), .scores = scores.data(), .losses = nullptr, .count = 0};
-  each.ops->list(codes.Slots(11), {lanes.lanes, lanes.rule, lanes.entries}, least, sums.data(),
-                 list);
+  ListLanes(codes.Slots(11), {lanes.lanes, lanes.rule, lanes.entries}, least, sums.data(), list);
   positions.resize(list.count);
   scores.resize(list.count);
   return {positions, scores, sums};
 }
 
-TEST(LaneOpsTest, ListExactlyTheTokensOfLargeScore) {
+TEST(LanesTest, ListExactlyTheTokensOfLargeScore) {
+  if (!HasLevel(kLanesLevel)) return;
   std::mt19937_64 random(3);
   for (const PqGeometry& geometry : Geometries()) {
     for (const uint32_t size : kSizes) {
@@ -263,27 +260,27 @@ TEST(LaneOpsTest, ListExactlyTheTokensOfLargeScore) {
         }
         std::vector<float> sorted = all.scores;
         std::sort(sorted.begin(), sorted.end());
-        for (const float least : {0.0f, sorted[size / 2], sorted[size - 1]}) {
+        // The third bound lists some tokens of every block: few on average, at times many in a row.
+        for (const float least :
+             {0.0f, sorted[size / 2], sorted[size - 1 - size / 40], sorted[size - 1]}) {
           ListedScores expected = {.positions = {}, .scores = {}, .lane_sums = all.lane_sums};
           for (uint32_t slot = 0; slot < size; ++slot) {
             if (all.scores[slot] < least) continue;
             expected.positions.push_back(11 + slot);
             expected.scores.push_back(all.scores[slot]);
           }
-          for (const NamedLaneOps& each : kAllLaneOps) {
-            if (!HasLevel(each.level)) continue;
-            ASSERT_EQ(ListByLanes(each, codes, lanes, least), expected)
-                << LevelName(each.level) << " m " << geometry.subspace_count << " b "
-                << geometry.bits << " n " << size << " lanes " << lane_count << " rule "
-                << static_cast<int>(rule) << " least " << least;
-          }
+          ASSERT_EQ(ListByLanes(codes, lanes, least), expected)
+              << "m " << geometry.subspace_count << " b " << geometry.bits << " n " << size
+              << " lanes " << lane_count << " rule " << static_cast<int>(rule) << " least "
+              << least;
         }
       }
     }
   }
 }
 
-TEST(LaneOpsTest, FindTheTokensOfABandAndAboveIt) {
+TEST(LanesTest, FindTheTokensOfABandAndAboveIt) {
+  if (!HasLevel(kLanesLevel)) return;
   std::mt19937_64 random(4);
   for (const uint32_t size : kSizes) {
     std::vector<float> scores(size);
@@ -296,23 +293,44 @@ TEST(LaneOpsTest, FindTheTokensOfABandAndAboveIt) {
       if (scores[i] > 60.0f) above.push_back(90 + i);
       if (scores[i] >= 30.0f && scores[i] <= 60.0f) band.push_back(i);
     }
-    for (const NamedLaneOps& each : kAllLaneOps) {
-      if (!HasLevel(each.level)) continue;
-      SCOPED_TRACE(testing::Message() << LevelName(each.level) << " n " << size);
-      std::vector<uint32_t> indices(size + kSlack);
-      const BandCount count =
-          each.ops->list_band(scores.data(), size, 30.0f, 60.0f, indices.data());
-      indices.resize(count.band);
-      ASSERT_EQ(indices, band);
-      ASSERT_EQ(count.above, above.size());
-      const RoughList list = {
-          .positions = positions.data(), .scores = scores.data(), .losses = nullptr, .count = size};
-      std::vector<uint32_t> taken(above.size());  // nothing beyond its end may be written
-      each.ops->take_above(list, 60.0f, taken.data(), count.above);
-      ASSERT_EQ(taken, above);
+    SCOPED_TRACE(size);
+    std::vector<uint32_t> indices(size + kSlack);
+    const BandCount count = ListLaneBand(scores.data(), size, 30.0f, 60.0f, indices.data());
+    indices.resize(count.band);
+    ASSERT_EQ(indices, band);
+    ASSERT_EQ(count.above, above.size());
+    const RoughList list = {
+        .positions = positions.data(), .scores = scores.data(), .losses = nullptr, .count = size};
+    std::vector<uint32_t> taken(above.size());  // nothing beyond its end may be written
+    TakeLanesAbove(list, 60.0f, taken.data(), count.above);
+    ASSERT_EQ(taken, above);
+  }
+}
+
+TEST(LanesTest, InterleaveTheRowsOfHeads) {
+  if (!HasLevel(kLanesLevel)) return;
+  for (uint32_t heads = 2; heads <= 16; ++heads) {
+    const uint32_t lanes = heads <= 4 ? 4 : heads <= 8 ? 8 : 16;
+    for (const uint32_t count : {16u, 64u, 256u}) {
+      const uint32_t stride = count + 5;
+      std::vector<float> rows(size_t{heads} * stride);
+      std::iota(rows.begin(), rows.end(), 1.0f);
+      const size_t floats = size_t{count} * lanes;
+      const auto deleter = [](float* at) { std::free(at); };
+      const std::unique_ptr<float, decltype(deleter)> to(
+          static_cast<float*>(std::aligned_alloc(64, floats * sizeof(float))), deleter);
+      InterleaveLanes(rows.data(), stride, heads, count, lanes, to.get());
+      std::vector<float> expected(floats);
+      for (uint32_t c = 0; c < count; ++c) {
+        for (uint32_t i = 0; i < heads; ++i) expected[c * lanes + i] = rows[i * stride + c];
+      }
+      ASSERT_EQ(std::vector<float>(to.get(), to.get() + floats), expected)
+          << heads << " heads, " << count << " codes";
     }
   }
 }
+
+#endif
 
 }  // namespace
 }  // namespace pqcached::kernels

@@ -221,7 +221,7 @@ TEST(PqSelectTest, MatchesBruteForceOverLongSpans) {
   uint64_t seed = 6500;
   for (const PqGeometry geometry :
        {PqGeometry{32, 4, 8}, PqGeometry{32, 8, 4}, PqGeometry{32, 4, 6}}) {
-    for (const uint32_t group_size : {1u, 4u, 16u}) {
+    for (const uint32_t group_size : {1u, 4u, 8u, 16u}) {
       for (const CodeKind codes : kAllCodeKinds) {
         PqCaseShape shape{.geometry = geometry, .group_size = group_size};
         shape.codes = codes;

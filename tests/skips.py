@@ -25,6 +25,7 @@ REQUIREMENTS = {
     "hugetlbfs": "the right to mount a hugetlbfs and to add pages to it",
     "kernel_tests": "a build with the tests of kernels and gpu (PQCACHED_KERNEL_TESTS)",
     "llama": "llama.cpp, fetched and built by tests/llama/engine.py",
+    "llama_server": "llama-server, built by tests/llama/engine.py --tools",
     "leak_check": "a run of LeakSanitizer that reaches its end",
     "loop_device": "the right to mount an image of ext4, and mkfs.ext4",
     "memory_cgroup": "a writable memory controller of cgroup version 1, and root",

@@ -73,7 +73,7 @@ class Slots:
 def needs_server(version):
     def decorated(test):
         test = skip_unless("smollm2", SMOLLM2.exists(), "SmolLM2 is not fetched: tests/quality/pretrained.py --model")(test)
-        return skip_unless("llama", engine.is_built(version, ("llama-server",)),
+        return skip_unless("llama_server", engine.is_built(version, ("llama-server",)),
                            f"llama-server of {engine.PACKAGE} {version} is not built: tests/llama/engine.py --tools")(test)
     return decorated
 

@@ -77,7 +77,7 @@ def fetch(version):
         if digest != CHECKSUMS[version]:
             raise RuntimeError(f"{PACKAGE} {version} has another source than expected: {digest}")
         with tarfile.open(packed) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # since Python 3.11.4
         (unpacked,) = pathlib.Path(folder).glob("*/vendor/llama.cpp")
         source(version).parent.mkdir(exist_ok=True)
         os.rename(unpacked, source(version))

@@ -114,7 +114,6 @@ std::shared_ptr<History> Histories::Begin(const CellSet& seen,
     all_.erase(oldest);
   }
   auto history = std::make_shared<History>(cell_count_);
-  history->id = next_id_++;
   history->last_used = ++uses_;
   history->last_checked = graph_;
   AddSeen(seen, fingerprint, context, history.get());

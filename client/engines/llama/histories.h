@@ -36,7 +36,6 @@ class CellSet {
 struct History {
   explicit History(uint32_t cell_count) : has(cell_count), hidden(cell_count) {}
 
-  uint64_t id = 0;
   std::vector<uint32_t> cells;   // of token i
   std::vector<uint64_t> prints;  // of the rows of token i: FingerprintOf
   CellSet has;                   // all of `cells`
@@ -125,7 +124,6 @@ class Histories {
   uint32_t cell_count_;
   uint64_t uses_ = 0;
   uint64_t graph_ = 0;
-  uint64_t next_id_ = 1;
   std::vector<std::shared_ptr<History>> all_;
 };
 

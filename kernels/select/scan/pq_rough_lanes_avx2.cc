@@ -8,15 +8,13 @@
 #include "kernels/base/simd/compress_avx2.h"
 #include "kernels/base/simd/simd_avx2.h"
 #include "kernels/select/scan/pq_rough.h"
+#include "kernels/select/scan/pq_rough_lane_codes.h"
 #include "kernels/select/scan/pq_rough_lists_simd.h"
 
 namespace pqcached::kernels {
 namespace {
 
-constexpr uint32_t kBlockSlots = 1024;
-constexpr uint32_t kTokensPerTile = 8;  // tokens whose products are in registers at the same time
-constexpr uint32_t kListStep = 64;      // tokens that are compared at the same time
-constexpr uint32_t kMaxSubspaces = 16;
+constexpr uint32_t kListStep = 64;  // tokens that are compared at the same time
 
 template <LaneRule kRule>
 inline __m256 Join(__m256 a, __m256 b) {
@@ -122,21 +120,6 @@ inline typename Lanes::Vector Find(const float* table, uint64_t word, uint32_t i
   return LoadAt<Lanes>(table, (word >> right | word << ((64 - right) % 64)) & (255u << kShift));
 }
 
-inline uint64_t LoadCodes(const uint8_t* plane, uint32_t count) {
-  uint64_t word = 0;
-  if (count == kTokensPerTile) {
-    __builtin_memcpy(&word, plane, kTokensPerTile);
-  } else {
-    __builtin_memcpy(&word, plane, count);
-  }
-  return word;
-}
-
-template <LaneRule kRule, typename Vector>
-inline Vector Combine(Vector a, Vector b) {
-  return kRule == LaneRule::kMaxOfSums ? a + b : a * b;
-}
-
 // Scores up to kTokensPerTile tokens from `slot` on; the codes of missing tokens count as zero.
 // k4x256: there are four sub-spaces of 256 entries. Known distances between tables, and no loop,
 // save a fifth of the time. Offsets of one of the four sub-spaces are loaded rather than computed,
@@ -169,18 +152,6 @@ inline void ScoreTile(const RoughSlots& slots, const LaneTables& tables, const B
       for (uint32_t i = 0; i < kTokensPerTile; ++i) {
         tokens[i] = Combine<kRule>(tokens[i], Find<Lanes>(entries, word, i));
       }
-    }
-  }
-}
-
-// Expands nibbles to one byte per code.
-void SplitNibbles(const RoughSlots& slots, uint32_t begin, uint32_t count,
-                  uint8_t (*bytes)[kBlockSlots]) {
-  for (uint32_t subspace = 0; subspace < slots.subspace_count; subspace += 2) {
-    const uint8_t* plane = slots.planes + subspace / 2 * slots.plane_stride + begin;
-    for (uint32_t i = 0; i < count; ++i) {
-      bytes[subspace][i] = plane[i] & 15u;
-      bytes[subspace + 1][i] = static_cast<uint8_t>(plane[i] >> 4u);
     }
   }
 }

@@ -5,14 +5,11 @@
 #include "kernels/base/simd/compress_neon.h"
 #include "kernels/base/simd/simd_neon.h"
 #include "kernels/select/scan/pq_rough.h"
+#include "kernels/select/scan/pq_rough_lane_codes.h"
 #include "kernels/select/scan/pq_rough_lists_simd.h"
 
 namespace pqcached::kernels {
 namespace {
-
-constexpr uint32_t kBlockSlots = 1024;
-constexpr uint32_t kTokensPerTile = 8;  // tokens whose products are in registers at the same time
-constexpr uint32_t kMaxSubspaces = 16;
 
 struct Lanes4 {
   using Vector = float32x4_t;
@@ -84,21 +81,6 @@ struct BlockCodes {
   const uint8_t* planes[kMaxSubspaces];
 };
 
-inline uint64_t LoadCodes(const uint8_t* plane, uint32_t count) {
-  uint64_t word = 0;
-  if (count == kTokensPerTile) {
-    __builtin_memcpy(&word, plane, kTokensPerTile);
-  } else {
-    __builtin_memcpy(&word, plane, count);
-  }
-  return word;
-}
-
-template <LaneRule kRule, typename Vector>
-inline Vector Combine(Vector a, Vector b) {
-  return kRule == LaneRule::kMaxOfSums ? a + b : a * b;
-}
-
 // Scores up to kTokensPerTile tokens from `slot` on; the codes of missing tokens count as zero.
 // kSubspaces is the number of sub-spaces, or 0 for any number; fixing it at four removes a loop and
 // saves a quarter of the time.
@@ -132,18 +114,6 @@ inline void ScoreTokenTile(const RoughSlots& slots, const LaneTables& tables,
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < kTokensPerTile; ++i) {
       tokens[i] = Combine<kRule>(tokens[i], find(entries, word, i));
-    }
-  }
-}
-
-// Expands nibbles to one byte per code.
-void SplitNibbles(const RoughSlots& slots, uint32_t begin, uint32_t count,
-                  uint8_t (*bytes)[kBlockSlots]) {
-  for (uint32_t subspace = 0; subspace < slots.subspace_count; subspace += 2) {
-    const uint8_t* plane = slots.planes + subspace / 2 * slots.plane_stride + begin;
-    for (uint32_t i = 0; i < count; ++i) {
-      bytes[subspace][i] = plane[i] & 15u;
-      bytes[subspace + 1][i] = static_cast<uint8_t>(plane[i] >> 4u);
     }
   }
 }

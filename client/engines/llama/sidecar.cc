@@ -173,6 +173,7 @@ void Sidecar::Work() {
     next->is_filling = true;
     const pqc_status status = Fill(next, &lock);
     next->is_filling = false;
+    answers_ = status == PQC_OK;
     if (status == PQC_OK) {
       next->delay = {};
       continue;
@@ -231,6 +232,7 @@ bool Sidecar::Connect() {
     return false;
   }
   Say("connected to the sidecar at " + settings_.endpoint);
+  answers_ = true;
   const std::lock_guard lock(mutex_);
   client_ = client;
   cache_ = cache;
@@ -255,7 +257,7 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
   // The cache can be dropped only when its sequences are. When the sidecar does not answer, the
   // rest is left to it: it drops them when the session ends, and handles of a closed client do not
   // wait.
-  bool answers = !is_lost;
+  bool answers = !is_lost && answers_;
   size_t dropped = 0;
   while (answers && dropped < sequences.size()) {
     answers = pqc_sequence_drop(sequences[dropped++]) == PQC_OK;
@@ -267,9 +269,10 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
   lock->lock();
 }
 
-// Drops the sequences of histories that are gone, and those that cannot be used any more.
+// Drops the sequences of histories that are gone, and those that cannot be used any more. Returns
+// when the sidecar does not answer: each call would wait until its deadline.
 void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
-  for (size_t i = 0; i < stored_.size();) {
+  for (size_t i = 0; i < stored_.size() && !stops_;) {
     StoredHistory& each = *stored_[i];
     if (each.is_in_step || (!each.history->is_gone && !each.is_broken)) {
       ++i;
@@ -285,8 +288,9 @@ void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
     }
     if (dropped == nullptr) continue;
     lock->unlock();
-    pqc_sequence_drop(dropped);
+    answers_ = pqc_sequence_drop(dropped) == PQC_OK;
     lock->lock();
+    if (!answers_) return;
     i = 0;
   }
 }

@@ -136,6 +136,7 @@ class Sidecar {
   std::vector<std::byte> chunk_;
   uint32_t chunk_tokens_ = 0;  // most tokens of a chunk
   std::string said_;
+  bool answers_ = true;  // the sidecar has done what the last call asked for
 
   std::thread thread_;
 };

@@ -47,19 +47,22 @@ class Folder(unittest.TestCase):
                 [str(path), "--layers", str(layers), "--type", kind, "--vocabulary", str(VOCABULARY)]))
         return path
 
-    def run_program(self, version, program, words, plugin=None, settings=None):
-        """Runs a program; its output, and what the plug-in printed."""
+    def program(self, version, program):
         if (version, program) not in self.programs:
             own = self.folder / version
             own.mkdir(exist_ok=True)
             self.programs[version, program] = engine.compile_program(version, program, own)
-        ended = subprocess.run([self.programs[version, program], *map(str, words)], env=engine.environment(plugin, settings),
+        return self.programs[version, program]
+
+    def run_program(self, version, program, words, plugin=None, settings=None):
+        """Runs a program; its output, and what the plug-in printed."""
+        ended = subprocess.run([self.program(version, program), *map(str, words)], env=engine.environment(plugin, settings),
                                cwd=engine.binaries(version), capture_output=True, text=True, timeout=900)
         self.assertEqual(ended.returncode, 0, ended.stderr[-2000:])
         return ended.stdout, ended.stderr
 
-    def logits(self, version, model, seed, count, modes, plugin=None, settings=None):
-        output = self.folder / "logits"
+    def logits(self, version, model, seed, count, modes, plugin=None, settings=None, output="logits"):
+        output = self.folder / output
         _, messages = self.run_program(version, "operations", [model, output, seed, count, *modes], plugin, settings)
         return np.fromfile(output, np.float32).reshape(-1, VOCABULARY), messages
 

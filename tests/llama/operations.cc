@@ -27,12 +27,13 @@ constexpr int kThreads = 2;
 class Operations {
  public:
   Operations(llama_model* model, llama_context* context, FILE* output, uint32_t seed,
-             bool can_shift)
+             bool is_unified, bool can_shift)
       : context_(context),
         memory_(llama_get_memory(context)),
         output_(output),
         vocabulary_(llama_vocab_n_tokens(llama_model_get_vocab(model))),
         random_(seed),
+        is_unified_(is_unified),
         can_shift_(can_shift && llama_memory_can_shift(memory_)) {}
 
   void RunOne() {
@@ -42,10 +43,14 @@ class Operations {
     if (kind < 65) return DecodeSome();
     if (kind < 75) return Speculate(sequence);
     if (kind < 80) return Remove(sequence, Pick(length_[sequence] + 1));
-    if (kind < 86) return Copy(sequence, Pick(kSequences));
-    if (kind < 91) return Shift(sequence);
-    if (kind < 95) return Restore(sequence, Pick(kSequences));
-    if (kind < 98) return PrefillBesideDecode(sequence);
+    if (kind < 84) return Copy(sequence, Pick(kSequences));
+    if (kind < 88) return Shift(sequence);
+    if (kind < 90) return RemoveMiddle(sequence);
+    if (kind < 93) return Restore(sequence, Pick(kSequences));
+    if (kind < 94) return saved_.empty() ? Save() : RestoreAll();
+    if (kind < 97) return PrefillBesideDecode(sequence);
+    if (kind < 98) return PrefillShared(sequence);
+    if (kind < 99) return Keep(sequence);
     llama_memory_clear(memory_, Pick(2) == 1);
     std::fill(std::begin(length_), std::end(length_), 0);
     has_copies_ = false;
@@ -58,12 +63,13 @@ class Operations {
   struct Token {
     int sequence;
     bool has_logits;
+    int other = -1;  // another sequence that has the token
   };
 
   // Decodes random tokens, each behind its sequence, and writes logits.
   void Decode(const std::vector<Token>& tokens) {
     if (tokens.empty()) return;
-    llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 1);
+    llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 2);
     batch.n_tokens = static_cast<int>(tokens.size());
     for (size_t i = 0; i < tokens.size(); ++i) {
       batch.token[i] = Pick(vocabulary_);
@@ -71,6 +77,9 @@ class Operations {
       batch.n_seq_id[i] = 1;
       batch.seq_id[i][0] = tokens[i].sequence;
       batch.logits[i] = tokens[i].has_logits;
+      if (tokens[i].other < 0) continue;
+      batch.seq_id[i][batch.n_seq_id[i]++] = tokens[i].other;
+      ++length_[tokens[i].other];
     }
     if (const int status = llama_decode(context_, batch); status != 0) {
       std::fprintf(stderr, "error: llama_decode returned %d\n", status);
@@ -109,16 +118,36 @@ class Operations {
 
   void Remove(int sequence, int keep) {
     llama_memory_seq_rm(memory_, sequence, keep, -1);
-    length_[sequence] = keep;
+    Measure(sequence);
   }
 
+  // The next token comes behind the last position, which may lie before a gap.
+  void Measure(int sequence) {
+    length_[sequence] = static_cast<int>(llama_memory_seq_pos_max(memory_, sequence)) + 1;
+  }
+
+  // Copies a sequence, or its first tokens: caches of their own can only be copied as a whole.
   void Copy(int from, int to) {
     if (from == to) return;
+    const int count = is_unified_ && Pick(2) == 0 ? Pick(length_[from] + 1) : length_[from];
     llama_memory_seq_rm(memory_, to, -1, -1);
-    llama_memory_seq_cp(memory_, from, to, -1, -1);
-    length_[to] = length_[from];
+    llama_memory_seq_cp(memory_, from, to, -1, count == length_[from] ? -1 : count);
+    Measure(to);
     // Both have the same cells, which must not be moved for one of them.
     has_copies_ = true;
+  }
+
+  // Removes the other sequences of the cache: all, when it is unified.
+  void Keep(int sequence) {
+    llama_memory_seq_keep(memory_, sequence);
+    for (int each = 0; each < kSequences; ++each) Measure(each);
+  }
+
+  // Removes tokens from the middle, so that positions are left out.
+  void RemoveMiddle(int sequence) {
+    if (length_[sequence] < 20) return;
+    const int begin = Pick(length_[sequence] - 10);
+    llama_memory_seq_rm(memory_, sequence, begin, begin + 1 + Pick(9));
   }
 
   // Removes tokens from the middle, and moves the later ones there.
@@ -143,6 +172,36 @@ class Operations {
     length_[to] = length_[from];
   }
 
+  // Saves the whole context, and loads it some time later.
+  void Save() {
+    saved_.resize(llama_state_get_size(context_));
+    saved_.resize(llama_state_get_data(context_, saved_.data(), saved_.size()));
+    std::copy(std::begin(length_), std::end(length_), saved_length_);
+    saved_has_copies_ = has_copies_;
+  }
+
+  void RestoreAll() {
+    if (llama_state_set_data(context_, saved_.data(), saved_.size()) == 0) {
+      std::fprintf(stderr, "error: the state of all sequences could not be loaded\n");
+      std::exit(1);
+    }
+    std::copy(std::begin(saved_length_), std::end(saved_length_), length_);
+    has_copies_ = saved_has_copies_;
+    saved_.clear();
+  }
+
+  // Two new sequences have the same tokens, in the same cells.
+  void PrefillShared(int sequence) {
+    const int other = (sequence + 1) % kSequences;
+    if (!is_unified_) return;
+    Remove(sequence, 0);
+    Remove(other, 0);
+    std::vector<Token> tokens(static_cast<size_t>(2 + Pick(60)), {sequence, false, other});
+    tokens.back().has_logits = true;
+    Decode(tokens);
+    has_copies_ = true;
+  }
+
   void PrefillBesideDecode(int sequence) {
     const int count = 2 + Pick(40);
     if (!HasRoom(sequence, count)) return;
@@ -161,9 +220,13 @@ class Operations {
   FILE* output_;
   int vocabulary_;
   std::mt19937 random_;
+  bool is_unified_;
   bool can_shift_;
   int length_[kSequences] = {};
   bool has_copies_ = false;  // since the last clearing
+  std::vector<uint8_t> saved_;
+  int saved_length_[kSequences] = {};
+  bool saved_has_copies_ = false;
 };
 
 }  // namespace
@@ -197,6 +260,7 @@ int main(int argc, char** argv) {
   if (output == nullptr) return 1;
   Operations operations(model, context, output,
                         static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10)),
+                        params.kv_unified,
                         params.type_k != GGML_TYPE_BF16);  // llama.cpp cannot rotate bf16
   for (long i = std::strtol(argv[4], nullptr, 10); i > 0; --i) {
     operations.RunOne();

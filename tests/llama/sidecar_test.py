@@ -20,7 +20,8 @@ import numpy as np
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 
-import engine  # noqa: E402  (after the argument)
+import architectures  # noqa: E402  (after the argument)
+import engine  # noqa: E402
 from daemon import Daemon  # noqa: E402
 from kills import EVENTS, Kills  # noqa: E402
 from llama_test import PLUGIN, Folder, needs  # noqa: E402
@@ -90,6 +91,19 @@ class Sidecars:
     def test_an_index_of_codes(self):
         self.daemon("--segment-tokens", "256", "--tail-tokens", "128", "--codebook-tokens", "512")
         self.selected(self.compare(["unified"], settings=ALL.replace("index=flat", "index=pq")))
+
+    # Models whose layers have windows, and those whose attention is not to the cache, are attended to exactly.
+    def test_architectures(self):
+        self.daemon()
+        for name in ("llama", "qwen3", "phi3", "falcon-h1", "gemma3", "gpt-oss", "t5"):
+            with self.subTest(name):
+                model, logits = architectures.write(self.folder, name), self.folder / "logits"
+                found = []
+                for settings in ("min_tokens=64", f"{ALL},endpoint=unix://{self.socket}"):
+                    _, messages = self.run_program(self.version, "graphs", [model, logits, "paced"], PLUGIN, settings)
+                    found.append(np.fromfile(logits, np.float32))
+                self.assertLess(np.abs(found[0] - found[1]).max(), 5e-3)
+                self.assertEqual(int(SELECTED.search(messages)[1]) > 10, name not in ("gemma3", "gpt-oss", "t5"), messages)
 
 
 @needs(engine.TESTED[0])

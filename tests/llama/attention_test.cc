@@ -199,6 +199,11 @@ TEST(LlamaSettingsTest, WordsAreParsed) {
   EXPECT_FALSE(settings.is_flat);
   EXPECT_EQ(ParseSettings("exact", &settings), "");
   EXPECT_FALSE(settings.selects());
+  EXPECT_FALSE(settings.uses_sidecar());
+  EXPECT_EQ(ParseSettings("offload,deadline_ms=50", &settings), "");
+  EXPECT_FALSE(settings.selects());
+  EXPECT_TRUE(settings.offloads && settings.uses_sidecar());
+  EXPECT_EQ(settings.deadline_ms, 50u);
 }
 
 TEST(LlamaSettingsTest, WrongWordsAreNamed) {
@@ -212,8 +217,11 @@ TEST(LlamaSettingsTest, WrongWordsAreNamed) {
   };
   EXPECT_EQ(wrong("exact,speed=9"),
             "PQCACHED_LLAMA: \"speed=9\" is not exact, k=NUMBER, ratio=NUMBER, index=NAME, "
-            "sink_tokens=NUMBER, window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS or "
-            "kernel_level=NAME");
+            "sink_tokens=NUMBER, window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, "
+            "offload, deadline_ms=NUMBER or kernel_level=NAME");
+  EXPECT_EQ(wrong("offload,sink_tokens=0"),
+            "PQCACHED_LLAMA: offload needs sink_tokens of 1 at least");
+  EXPECT_EQ(wrong("deadline_ms=0"), number("deadline_ms=0", "1 to 3600000"));
   for (const char* word : {"min_tokens", "min_tokens=", "min_tokens=-1", "min_tokens=1x"}) {
     EXPECT_EQ(wrong(word), number(word, "0 to 1073741824"));
   }

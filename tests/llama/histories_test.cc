@@ -181,5 +181,69 @@ TEST_F(HistoriesTest, TheLongestUnusedHistoryEnds) {
   EXPECT_FALSE(begun[2]->is_gone);
 }
 
+// A history of 10 tokens in the cells 0 to 9, of which [2, 6) are offloaded.
+class OffloadedHistoryTest : public HistoriesTest {
+ protected:
+  OffloadedHistoryTest() {
+    history_ = histories_.Continue(CellSet(kCells), {}, &ContentOf, &cache_,
+                                   [](const auto&, uint32_t) { FAIL(); });
+    for (uint32_t cell = 0; cell < 10; ++cell) {
+      cache_.content[cell] = cache_.next_content++;
+      Histories::Append(history_.get(), cell, cache_.content[cell]);
+    }
+    histories_.Offload(history_.get(), 2, 6);
+  }
+
+  Histories::Match Find(const std::vector<uint32_t>& cells, uint64_t position) {
+    CellSet seen(kCells);
+    for (const uint32_t cell : cells) seen.Add(cell);
+    found_ = nullptr;
+    return histories_.FindOffloaded(seen, position, &ContentOf, &cache_, &found_);
+  }
+
+  std::shared_ptr<History> history_, found_;
+};
+
+TEST_F(OffloadedHistoryTest, IsFoundByItsPositionAndItsCells) {
+  EXPECT_EQ(Find({0, 1, 6, 7, 8, 9}, 10), Histories::Match::kFound);
+  EXPECT_EQ(found_, history_);
+  EXPECT_EQ(Find({0, 1, 6, 7}, 8), Histories::Match::kFound) << "after a roll-back";
+  EXPECT_EQ(Find({0, 1}, 6), Histories::Match::kFound);
+  EXPECT_EQ(Find({0, 1}, 4), Histories::Match::kFound) << "a roll-back into the offloaded tokens";
+}
+
+TEST_F(OffloadedHistoryTest, IsNotFoundWhenAnythingElseIsSeen) {
+  EXPECT_EQ(Find({0, 1, 6, 7, 8, 9}, 9), Histories::Match::kBroken) << "another position";
+  EXPECT_EQ(Find({0, 1, 6, 7, 8, 9}, 11), Histories::Match::kBroken) << "a shift to later ones";
+  EXPECT_EQ(Find({0, 1, 6, 7, 9}, 9), Histories::Match::kBroken) << "a hole";
+  EXPECT_EQ(Find({0, 1, 6, 7, 8, 9, 20}, 11), Histories::Match::kBroken) << "a token more";
+  EXPECT_EQ(Find({6, 7, 8, 9}, 10), Histories::Match::kBroken) << "without the sink";
+  EXPECT_EQ(Find({30, 31}, 9), Histories::Match::kBroken) << "another sequence that lacks tokens";
+  cache_.content[7] = cache_.next_content++;
+  EXPECT_EQ(Find({0, 1, 6, 7, 8, 9}, 10), Histories::Match::kBroken) << "a rotated key";
+}
+
+TEST_F(OffloadedHistoryTest, SequencesThatLackNothingAreNoneOfIt) {
+  EXPECT_EQ(Find({}, 0), Histories::Match::kNone);
+  EXPECT_EQ(Find({30, 31, 32}, 3), Histories::Match::kNone);
+  EXPECT_EQ(Find({0, 1}, 2), Histories::Match::kNone) << "the application has removed the rest";
+}
+
+TEST_F(OffloadedHistoryTest, WrittenCellsOfOffloadedTokensDoNotShortenIt) {
+  histories_.Write(std::vector<uint32_t>{2, 3, 4, 5}, [](const auto&, uint32_t) { FAIL(); });
+  bool is_shortened = false;
+  histories_.Write(std::vector<uint32_t>{8}, [&](const auto& history, uint32_t keep) {
+    is_shortened = true;
+    EXPECT_EQ(keep, 8u);
+    Shortened(history, keep);
+  });
+  EXPECT_TRUE(is_shortened);
+  EXPECT_TRUE(history_->has_offloaded());
+  Shortened(history_, 4);
+  EXPECT_EQ(history_->offloaded_end, 4u);
+  Shortened(history_, 2);
+  EXPECT_FALSE(history_->has_offloaded());
+}
+
 }  // namespace
 }  // namespace pqcached::llama

@@ -78,7 +78,8 @@ const uint16_t* MaskRow(const Attention& attention, uint32_t stream, uint32_t to
   const GgmlTensor& mask = *attention.node->src[3];
   const auto* const data = static_cast<const std::byte*>(mask.data);
   const auto own = stream % static_cast<uint32_t>(mask.ne[3]);
-  return reinterpret_cast<const uint16_t*>(data + token * mask.nb[1] + own * mask.nb[3]);
+  const size_t row = size_t{attention.first_token} + token;
+  return reinterpret_cast<const uint16_t*>(data + row * mask.nb[1] + own * mask.nb[3]);
 }
 
 // Sets bit i of *seen to whether cell i is seen, for up to kWordCells cells. Returns false for
@@ -150,13 +151,32 @@ const char* Describe(const GgmlTensor& node, Attention* attention) {
 void LoadQuery(const Attention& attention, uint32_t stream, uint32_t token, uint32_t head,
                float* to) {
   const GgmlTensor& q = *attention.node->src[0];
+  const size_t row = size_t{attention.first_token} + token;
   const auto* const from = reinterpret_cast<const float*>(
-      static_cast<const std::byte*>(q.data) + token * q.nb[1] + head * q.nb[2] + stream * q.nb[3]);
+      static_cast<const std::byte*>(q.data) + row * q.nb[1] + head * q.nb[2] + stream * q.nb[3]);
   for (uint32_t i = 0; i < attention.key_dim; ++i) {
     std::byte rounded[4];
     kernels::StoreElement(attention.dtype, rounded, 0, from[i]);
     to[i] = kernels::LoadElement(attention.dtype, rounded, 0);
   }
+}
+
+std::span<const int32_t> PositionsOf(const Attention& attention, int32_t rope_op) {
+  constexpr int kMostSteps = 8;  // scalings, casts and views behind the rotation
+  const GgmlTensor* tensor = attention.node->src[0];
+  for (int i = 0; i < kMostSteps && tensor != nullptr; ++i) {
+    if (tensor->op == rope_op) {
+      const GgmlTensor* const positions = tensor->src[1];
+      const int64_t rows = int64_t{attention.streams} * attention.tokens;
+      if (positions == nullptr || positions->type != kGgmlI32 || positions->ne[0] != rows ||
+          positions->data == nullptr) {
+        return {};
+      }
+      return {static_cast<const int32_t*>(positions->data), static_cast<size_t>(rows)};
+    }
+    tensor = tensor->view_src != nullptr ? tensor->view_src : tensor->src[0];
+  }
+  return {};
 }
 
 const GgmlTensor* RootOf(const GgmlTensor* tensor) {

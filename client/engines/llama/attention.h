@@ -24,10 +24,11 @@ struct Attention {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t kv_heads = 0;
-  uint32_t group_size = 0;  // query heads per kv head
-  uint32_t tokens = 0;      // query tokens of each stream
-  uint32_t streams = 0;     // caches of their own, with tokens of their own
-  uint32_t cells = 0;       // of each stream
+  uint32_t group_size = 0;   // query heads per kv head
+  uint32_t tokens = 0;       // query tokens of each stream
+  uint32_t first_token = 0;  // of the node, when these are a part of its query tokens
+  uint32_t streams = 0;      // caches of their own, with tokens of their own
+  uint32_t cells = 0;        // of each stream
   float scale = 1.0f;
   float softcap = 0.0f;
   size_t cell_bytes = 0;  // from a cell's row to the next one, of K and of V
@@ -51,6 +52,10 @@ struct CellRun {
 // attention. to: [key_dim].
 void LoadQuery(const Attention& attention, uint32_t stream, uint32_t token, uint32_t head,
                float* to);
+
+// Returns the positions of the query tokens, [streams, tokens], which the rotation of the queries
+// has. Empty when queries are not rotated, or not by one number. `rope_op`: number of ROPE.
+std::span<const int32_t> PositionsOf(const Attention& attention, int32_t rope_op);
 
 // Returns the tensor that a tensor is a view of.
 const GgmlTensor* RootOf(const GgmlTensor* tensor);

@@ -1,6 +1,7 @@
 // The plug-in's entry for ggml: a device that computes long attention nodes, and leaves all other
 // nodes to llama.cpp's CPU backend. Modelled on ggml's BLAS backend: a device of the type ACCEL
 // whose memory is the CPU's.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -120,14 +121,38 @@ Plugin& ThePlugin() {
   return plugin;
 }
 
+class Context;
+
+// The contexts, by number: an application names none, and means the one whose graph its thread has
+// computed last.
+struct Contexts {
+  std::mutex mutex;
+  uint64_t last_number = 0;
+  std::map<uint64_t, Context*> all;
+};
+Contexts& TheContexts() {
+  static Contexts& contexts = *new Contexts;
+  return contexts;
+}
+thread_local uint64_t number_of_last_context = 0;
+
 // The state of one llama_context.
 class Context {
  public:
   Context() : threads_(ThePlugin().api), own_rows_(ThePlugin().settings.exec) {
     const Settings& settings = ThePlugin().settings;
-    if (settings.selects()) selection_ = std::make_unique<Selection>(settings, &threads_);
+    if (settings.uses_sidecar()) {
+      selection_ = std::make_unique<Selection>(settings, &threads_, ThePlugin().api.rope_op);
+    }
+    const std::lock_guard lock(TheContexts().mutex);
+    number_ = ++TheContexts().last_number;
+    TheContexts().all[number_] = this;
   }
   ~Context() {
+    {
+      const std::lock_guard lock(TheContexts().mutex);
+      TheContexts().all.erase(number_);
+    }
     ThePlugin().claims.Forget(keys_);
     if (own_nodes_ + other_nodes_ == 0) return;
     std::string line = "computed " + std::to_string(own_nodes_) + " attention nodes, and left " +
@@ -145,14 +170,25 @@ class Context {
   bool is_usable() const { return threads_.is_usable(); }
   void SetThreads(int count) { threads_.SetThreads(count); }
 
+  // Offload::Take.
+  std::string TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end) try {
+    if (selection_ == nullptr) return "PQCACHED_LLAMA lacks the word offload";
+    return selection_->TakeOffload(tokens, begin, end);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+
   GgmlStatus Compute(GgmlGraph* graph) {
+    number_of_last_context = number_;
     const GgmlApi& api = ThePlugin().api;
     const int count = api.graph_n_nodes(graph);
     for (int i = 0; i < count; ++i) {
       GgmlTensor* node = api.graph_node(graph, i);
       if ((node->flags & kGgmlFlagCompute) == 0 || IsView(api, *node)) continue;
       if (node->op == api.flash_attn_op) {
-        if (ComputeAttention(*node)) {
+        const Outcome outcome = ComputeAttention(*node);
+        if (outcome == Outcome::kFailed) return kGgmlFailed;
+        if (outcome == Outcome::kComputed) {
           ++own_nodes_;
           continue;
         }
@@ -172,41 +208,81 @@ class Context {
   }
 
  private:
-  // Returns false when the node is to be computed by ggml.
-  bool ComputeAttention(const GgmlTensor& node) {
+  enum class Outcome { kComputed, kLeft, kFailed };  // kLeft: to ggml
+
+  Outcome ComputeAttention(const GgmlTensor& node) {
+    if (fails_) return Outcome::kFailed;
     try {
       return TryAttention(node);
     } catch (const std::exception& error) {
       Stop(error);
-      return false;
+      return fails_ ? Outcome::kFailed : Outcome::kLeft;
     }
   }
 
-  // Memory is short: attends exactly from now on.
+  // Memory is short: attends exactly from now on. Without the sidecar, offloaded tokens are lost.
   void Stop(const std::exception& error) {
-    Log(std::string("attends exactly from now on: ") + error.what());
+    fails_ = selection_ != nullptr && selection_->is_needed();
+    Log(std::string(fails_ ? "llama_decode fails from now on: " : "attends exactly from now on: ") +
+        error.what());
     selection_.reset();
   }
 
-  bool TryAttention(const GgmlTensor& node) {
+  Outcome TryAttention(const GgmlTensor& node) {
     Attention attention;
-    if (Describe(node, &attention) != nullptr) return false;
+    if (Describe(node, &attention) != nullptr) return Outcome::kLeft;
     keys_.insert(RootOf(node.src[1]));
-    if (selection_ != nullptr) selection_->Arrive(attention);
+    if (selection_ != nullptr && !selection_->Arrive(attention)) return Outcome::kFailed;
+    if (selection_ != nullptr && selection_->graph_has_offloaded()) {
+      return ComputeWithOffloaded(attention);
+    }
     if (attention.tokens > kMostTokens) {
       if (selection_ != nullptr) selection_->NotePrefill(attention);
-      return false;
+      return Leave();
     }
-    if (!own_rows_.Prepare(attention)) return false;
-    if (own_rows_.seen_cells() < ThePlugin().settings.min_tokens) return false;
+    if (!own_rows_.Prepare(attention)) return Leave();
+    if (own_rows_.seen_cells() < ThePlugin().settings.min_tokens) return Leave();
     if (selection_ == nullptr) {
       own_rows_.Compute(threads_.crew());
-      return true;
+      return Outcome::kComputed;
     }
     const std::span<const kernels::Partial> others = AttendSelected(attention);
     own_rows_.Compute(threads_.crew(), others);
     selection_->Finish();
-    return true;
+    return Outcome::kComputed;
+  }
+
+  Outcome Leave() {
+    if (selection_ != nullptr) selection_->Leave();
+    return Outcome::kLeft;
+  }
+
+  // Attends to offloaded tokens by the sidecar, and to the others in llama.cpp's rows, a block of
+  // query tokens after the other.
+  Outcome ComputeWithOffloaded(const Attention& attention) {
+    constexpr uint32_t kBlockTokens = 56;
+    std::span<const uint64_t* const> hidden;
+    if (attention.tokens <= kMostTokens) {
+      hidden = selection_->Prepare(attention);
+      if (!hidden.empty() && selection_->Attend(attention).empty()) hidden = {};
+    }
+    const std::span<const kernels::Partial> others = selection_->AttendOffloaded(attention);
+    if (others.empty()) return Outcome::kFailed;
+    const uint32_t step = hidden.empty() ? kBlockTokens : attention.tokens;
+    for (uint32_t first = 0; first < attention.tokens; first += step) {
+      Attention block = attention;
+      block.first_token = first;
+      block.tokens = std::min(step, attention.tokens - first);
+      block_partials_.clear();
+      for (uint32_t stream = 0; stream < attention.streams; ++stream) {
+        const auto part = others.subspan(size_t{stream} * attention.tokens + first, block.tokens);
+        block_partials_.insert(block_partials_.end(), part.begin(), part.end());
+      }
+      if (!own_rows_.Prepare(block, hidden)) return Outcome::kFailed;
+      own_rows_.Compute(threads_.crew(), block_partials_);
+    }
+    selection_->Finish();
+    return Outcome::kComputed;
   }
 
   // Attends to the cells that the sidecar has, if it can, and leaves the others to own_rows_.
@@ -233,9 +309,12 @@ class Context {
     selection_->Write(arrays, shape, written_);
   }
 
+  uint64_t number_ = 0;
   EngineThreads threads_;
   OwnRows own_rows_;
   std::unique_ptr<Selection> selection_;  // null: exact
+  bool fails_ = false;                    // offloaded tokens cannot be read any more
+  std::vector<kernels::Partial> block_partials_;
   std::vector<uint32_t> written_;
   std::set<const GgmlTensor*> keys_;  // arrays of keys of the context's layers
   uint64_t own_nodes_ = 0;
@@ -291,7 +370,7 @@ GgmlDevice MakeDevice(GgmlRegistry* registry) {
     Plugin& plugin = ThePlugin();
     return IsView(plugin.api, *node) ||
            (node->op == plugin.api.flash_attn_op && plugin.claims.Take(*node)) ||
-           (plugin.settings.selects() && IsSetRows(plugin.api, *node) &&
+           (plugin.settings.uses_sidecar() && IsSetRows(plugin.api, *node) &&
             plugin.claims.HasRows(RootOf(node)));
   };
   device.table.supports_buft = [](GgmlDevice*, GgmlBufferType* type) {
@@ -303,6 +382,17 @@ GgmlDevice MakeDevice(GgmlRegistry* registry) {
 
 void SetThreads(GgmlBackend* backend, int count) { ContextOf(backend)->SetThreads(count); }
 
+// Offloads tokens of a sequence of the context that this thread has used last, which has `tokens`
+// tokens (application/offload.cc). Returns null, or why it is not possible: a text of the thread.
+const char* OffloadTokens(uint64_t tokens, uint32_t* begin, uint32_t* end) {
+  thread_local std::string problem;
+  const std::lock_guard lock(TheContexts().mutex);
+  const auto found = TheContexts().all.find(number_of_last_context);
+  problem = found == TheContexts().all.end() ? "this thread has computed no batch"
+                                             : found->second->TakeOffload(tokens, begin, end);
+  return problem.empty() ? nullptr : problem.c_str();
+}
+
 GgmlRegistry MakeRegistry() {
   GgmlRegistry registry{};
   registry.api_version = kBackendApiVersion;
@@ -310,8 +400,11 @@ GgmlRegistry MakeRegistry() {
   registry.table.get_device_count = [](GgmlRegistry*) { return size_t{1}; };
   registry.table.get_device = [](GgmlRegistry*, size_t) { return &ThePlugin().device; };
   registry.table.get_proc_address = [](GgmlRegistry*, const char* name) -> void* {
-    if (std::strcmp(name, "ggml_backend_set_n_threads") != 0) return nullptr;
-    return reinterpret_cast<void*>(&SetThreads);
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+      return reinterpret_cast<void*>(&SetThreads);
+    }
+    return std::strcmp(name, "pqcached_offload") == 0 ? reinterpret_cast<void*>(&OffloadTokens)
+                                                      : nullptr;
   };
   return registry;
 }
@@ -324,7 +417,7 @@ GgmlRegistry* Load() {
     Log("not used, and llama.cpp runs without it: " + problem);
     return nullptr;
   }
-  if (plugin.settings.selects()) plugin.claims.TakePrefill();
+  if (plugin.settings.uses_sidecar()) plugin.claims.TakePrefill();
   plugin.registry = MakeRegistry();
   plugin.device = MakeDevice(&plugin.registry);
   Log(std::string("loaded into ggml ") + plugin.api.version() + "; " +

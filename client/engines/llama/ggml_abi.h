@@ -20,7 +20,13 @@ struct GgmlBackend;
 struct GgmlDevice;
 struct GgmlRegistry;
 
-enum GgmlType : int32_t { kGgmlF32 = 0, kGgmlF16 = 1, kGgmlI64 = 27, kGgmlBf16 = 30 };
+enum GgmlType : int32_t {
+  kGgmlF32 = 0,
+  kGgmlF16 = 1,
+  kGgmlI32 = 26,
+  kGgmlI64 = 27,
+  kGgmlBf16 = 30
+};
 enum GgmlStatus : int32_t { kGgmlFailed = -1, kGgmlSuccess = 0 };
 enum GgmlDeviceType : int32_t { kGgmlCpuDevice = 0, kGgmlAccelDevice = 3 };
 

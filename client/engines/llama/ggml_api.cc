@@ -150,6 +150,10 @@ std::string LoadGgmlApi(GgmlApi* api) {
       std::strcmp(api->op_name(api->flash_attn_op), "FLASH_ATTN_EXT") != 0) {
     return version + " has tensors of another layout";
   }
+  api->rope_op = -1;
+  for (int32_t op = 0; op < api->flash_attn_op; ++op) {  // ROPE has a lower number
+    if (std::strcmp(api->op_name(op), "ROPE") == 0) api->rope_op = op;
+  }
   if (!BackendsAreAsDescribed(*api)) return version + " has backends of another layout";
   return "";
 }

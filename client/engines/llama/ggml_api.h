@@ -47,6 +47,7 @@ struct GgmlApi {
   bool (*backend_buft_is_host)(GgmlBufferType*);
 
   int32_t flash_attn_op;  // number of FLASH_ATTN_EXT in this version
+  int32_t rope_op;        // number of ROPE, or -1
 };
 
 // Looks up all functions in the libraries that the process has loaded. Returns why this version

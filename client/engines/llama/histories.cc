@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace pqcached::llama {
 namespace {
@@ -20,6 +21,11 @@ uint32_t CountOf(const CellSet& set) {
   return count;
 }
 
+// Orders histories by their last use, those with offloaded tokens last.
+std::pair<bool, uint64_t> Age(const History& history) {
+  return {history.has_offloaded(), history.last_used};
+}
+
 }  // namespace
 
 void History::Hide(uint32_t begin, uint32_t end) {
@@ -27,7 +33,9 @@ void History::Hide(uint32_t begin, uint32_t end) {
     hidden.Clear();
     hidden_begin = hidden_end = begin;
   }
-  for (; hidden_end < end; ++hidden_end) hidden.Add(cells[hidden_end]);
+  for (; hidden_end < end; ++hidden_end) {
+    if (cells[hidden_end] != kNoCell) hidden.Add(cells[hidden_end]);
+  }
 }
 
 void Histories::Append(History* history, uint32_t cell, uint64_t print) {
@@ -38,9 +46,17 @@ void Histories::Append(History* history, uint32_t cell, uint64_t print) {
 
 void Histories::Shorten(History* history, uint32_t keep) {
   ++history->version;
-  for (uint32_t i = keep; i < history->size(); ++i) history->has.Remove(history->cells[i]);
+  for (uint32_t i = keep; i < history->size(); ++i) {
+    if (history->cells[i] != History::kNoCell) history->has.Remove(history->cells[i]);
+  }
   history->cells.resize(keep);
   history->prints.resize(keep);
+  if (keep == 0) history->is_ordered = true;
+  history->offloaded_end = std::min(history->offloaded_end, keep);
+  if (!history->has_offloaded()) {
+    history->offloaded_begin = history->offloaded_end = 0;
+    history->is_lost = false;
+  }
   if (history->hidden_end > keep) {
     history->hidden.Clear();
     history->hidden_begin = history->hidden_end = 0;
@@ -65,9 +81,53 @@ uint32_t Histories::SeenTokens(const History& history, const CellSet& seen) {
 uint32_t Histories::FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
                                  const void* context) {
   for (uint32_t i = 0; i < count; ++i) {
-    if (fingerprint(context, history.cells[i]) != history.prints[i]) return i;
+    if (i == history.offloaded_begin && history.has_offloaded()) i = history.offloaded_end;
+    if (i < count && fingerprint(context, history.cells[i]) != history.prints[i]) return i;
   }
   return count;
+}
+
+bool Histories::SeesFirst(const History& history, const CellSet& seen, uint32_t seen_count,
+                          uint64_t count) {
+  const uint32_t away = history.offloaded_end - history.offloaded_begin;
+  if (count < history.offloaded_end) {
+    if (seen_count != history.offloaded_begin) return false;
+  } else if (seen_count != count - away) {
+    return false;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    if (i == history.offloaded_begin) i = history.offloaded_end;
+    if (i < count && !seen.Has(history.cells[i])) return false;
+  }
+  return true;
+}
+
+Histories::Match Histories::FindOffloaded(const CellSet& seen, uint64_t position,
+                                          FingerprintOf fingerprint, const void* context,
+                                          std::shared_ptr<History>* found) const {
+  const uint32_t seen_count = CountOf(seen);
+  for (const std::shared_ptr<History>& history : all_) {
+    if (!history->has_offloaded()) continue;
+    if (position <= history->offloaded_begin || position > history->size()) continue;
+    if (!SeesFirst(*history, seen, seen_count, position)) continue;
+    const auto count = static_cast<uint32_t>(position);
+    if (FirstChanged(*history, count, fingerprint, context) < count) return Match::kBroken;
+    *found = history;
+    return Match::kFound;
+  }
+  return has_offloaded_ && seen_count != position ? Match::kBroken : Match::kNone;
+}
+
+void Histories::Offload(History* history, uint32_t begin, uint32_t end) {
+  has_offloaded_ = true;
+  if (!history->has_offloaded()) history->offloaded_begin = history->offloaded_end = begin;
+  for (; history->offloaded_end < end; ++history->offloaded_end) {
+    uint32_t& cell = history->cells[history->offloaded_end];
+    history->has.Remove(cell);
+    cell = History::kNoCell;
+  }
+  history->hidden.Clear();
+  history->hidden_begin = history->hidden_end = 0;
 }
 
 void Histories::AddSeen(const CellSet& seen, FingerprintOf fingerprint, const void* context,
@@ -78,6 +138,7 @@ void Histories::AddSeen(const CellSet& seen, FingerprintOf fingerprint, const vo
       const auto cell =
           static_cast<uint32_t>(word * 64) + static_cast<uint32_t>(std::countr_zero(left));
       Append(history, cell, fingerprint(context, cell));
+      history->is_ordered = false;  // cells do not show which token came first
     }
   }
 }
@@ -88,6 +149,7 @@ std::shared_ptr<History> Histories::Best(const CellSet& seen,
   std::shared_ptr<History> best;
   const uint32_t seen_count = CountOf(seen);
   for (const std::shared_ptr<History>& history : all_) {
+    if (history->has_offloaded()) continue;
     const uint32_t count = SeenTokens(*history, seen);
     const bool is_same = count == history->size() && count == seen_count;
     if (Contains(taken, history) && !is_same) continue;
@@ -107,7 +169,7 @@ std::shared_ptr<History> Histories::Begin(const CellSet& seen,
     auto oldest = all_.end();
     for (auto each = all_.begin(); each != all_.end(); ++each) {
       if (Contains(taken, *each)) continue;
-      if (oldest == all_.end() || (*each)->last_used < (*oldest)->last_used) oldest = each;
+      if (oldest == all_.end() || Age(**each) < Age(**oldest)) oldest = each;
     }
     if (oldest == all_.end()) return nullptr;
     (*oldest)->is_gone = true;

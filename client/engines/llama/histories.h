@@ -7,6 +7,10 @@
 // shorter when one of its cells is written again, is not seen any more (a roll-back), or has other
 // rows than it had (a restored state or a context shift, which no graph shows).
 //
+// A history may have *offloaded* tokens: the application has freed their cells, and only the
+// sidecar has their rows (offload.h). No mask shows them, so a query token continues such a history
+// only when its position and the cells that it sees agree with it exactly.
+//
 // Cells are numbered over all streams. Not thread-safe.
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_
 #define PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_
@@ -34,19 +38,26 @@ class CellSet {
 };
 
 struct History {
+  static constexpr uint32_t kNoCell = UINT32_MAX;
+
   explicit History(uint32_t cell_count) : has(cell_count), hidden(cell_count) {}
 
-  std::vector<uint32_t> cells;   // of token i
+  std::vector<uint32_t> cells;   // of token i; kNoCell: it is offloaded
   std::vector<uint64_t> prints;  // of the rows of token i: FingerprintOf
-  CellSet has;                   // all of `cells`
+  CellSet has;                   // all of `cells` but kNoCell
   CellSet hidden;                // cells [hidden_begin, hidden_end) of `cells`: Hide
   uint32_t hidden_begin = 0;
   uint32_t hidden_end = 0;
   uint64_t last_used = 0;
-  uint64_t last_checked = 0;  // graph whose query tokens found its rows unchanged
-  uint64_t version = 0;       // raised when the history becomes shorter
-  bool is_gone = false;       // dropped from the list
+  uint64_t last_checked = 0;     // graph whose query tokens found its rows unchanged
+  uint64_t version = 0;          // raised when the history becomes shorter
+  bool is_gone = false;          // dropped from the list
+  bool is_ordered = true;        // token i has position i
+  bool is_lost = false;          // the sidecar has lost the rows of offloaded tokens
+  uint32_t offloaded_begin = 0;  // offloaded tokens
+  uint32_t offloaded_end = 0;
 
+  bool has_offloaded() const { return offloaded_begin < offloaded_end; }
   uint32_t size() const { return static_cast<uint32_t>(cells.size()); }
   // Sets `hidden` to tokens [begin, end). A later end costs as much as the tokens between.
   void Hide(uint32_t begin, uint32_t end);
@@ -101,6 +112,20 @@ class Histories {
     return best;
   }
 
+  // Finds the history with offloaded tokens that a query token at `position` continues. It may have
+  // more tokens than `position`, which the application has then removed. kBroken: none is found,
+  // tokens of this cache have been offloaded, and the query token does not see as many cells as it
+  // has tokens before it, so that it may lack offloaded ones.
+  enum class Match { kNone, kFound, kBroken };
+  Match FindOffloaded(const CellSet& seen, uint64_t position, FingerprintOf fingerprint,
+                      const void* context, std::shared_ptr<History>* found) const;
+  // Marks tokens [begin, end) as offloaded. Begin is that of earlier calls.
+  void Offload(History* history, uint32_t begin, uint32_t end);
+  // Notes a use of a history.
+  void Use(History* history) { history->last_used = ++uses_; }
+  // Whether tokens of any history have been offloaded, since the beginning.
+  bool has_offloaded() const { return has_offloaded_; }
+
   // Adds a cell that a step has stored, as the next token.
   static void Append(History* history, uint32_t cell, uint64_t print);
   // Keeps the first `keep` tokens.
@@ -108,6 +133,8 @@ class Histories {
 
  private:
   static uint32_t TokenAt(const History& history, uint32_t cell);
+  static bool SeesFirst(const History& history, const CellSet& seen, uint32_t seen_count,
+                        uint64_t count);
   // The number of first tokens of a history that are seen.
   static uint32_t SeenTokens(const History& history, const CellSet& seen);
   static uint32_t FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
@@ -124,6 +151,7 @@ class Histories {
   uint32_t cell_count_;
   uint64_t uses_ = 0;
   uint64_t graph_ = 0;
+  bool has_offloaded_ = false;
   std::vector<std::shared_ptr<History>> all_;
 };
 

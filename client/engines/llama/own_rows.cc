@@ -217,7 +217,8 @@ void OwnRows::Merge(uint32_t threads, std::span<const Partial> others) {
     }
     if (!others.empty() && others[row].output != nullptr) parts_.push_back(others[row]);
     if (sinks != nullptr) parts_.push_back({zeros_.data(), static_cast<const float*>(sinks->data)});
-    const size_t token = row % attention_.tokens, stream = row / attention_.tokens;
+    const size_t token = attention_.first_token + row % attention_.tokens,
+                 stream = row / attention_.tokens;
     auto* const output = reinterpret_cast<float*>(static_cast<std::byte*>(node.data) +
                                                   token * node.nb[2] + stream * node.nb[3]);
     kernels::MergePartials(exec_, {.query_count = heads(),

@@ -38,8 +38,8 @@ thread_local bool is_engine_thread = false;
 
 }  // namespace
 
-Selection::Selection(const Settings& settings, EngineThreads* threads)
-    : settings_(settings), threads_(threads) {}
+Selection::Selection(const Settings& settings, EngineThreads* threads, int32_t rope_op)
+    : settings_(settings), threads_(threads), rope_op_(rope_op) {}
 
 Selection::~Selection() {
   if (step_ != nullptr) pqc_step_abandon(step_);
@@ -49,21 +49,38 @@ void Selection::Write(const LayerArrays& arrays, const Attention& shape,
                       std::span<const uint32_t> cells) {
   if (is_off_) return;
   const std::optional<uint32_t> layer = LayerOf(arrays.keys_root);
-  const bool is_first = layer == 0;
-  if (!is_learned_ && is_first) {
-    is_learned_ = true;
-    histories_ = std::make_unique<Histories>(static_cast<uint32_t>(
-        arrays.keys_root->ne[1] * std::max<int64_t>(1, arrays.keys_root->ne[2])));
-    seen_ = CellSet(histories_->cell_count());
-    sidecar_ = std::make_unique<Sidecar>(settings_, layers_, &Selection::ParallelFor, this,
-                                         kClientThreads);
+  if (!is_learned_ && layer == 0) EndLearning();
+  if (layer == 0 || layers_.arrays.empty()) {
+    if (histories_ == nullptr) MakeHistories(arrays);
+    BeginGraph(cells);
   }
   if (!is_learned_) return Learn(arrays, shape);
-  if (is_first) return BeginGraph(cells);
   if (!layer) return TurnOff("layers that its first graph lacked");
   if (!std::equal(cells.begin(), cells.end(), written_.begin(), written_.end())) {
     TurnOff("layers that have cells of their own");
   }
+}
+
+void Selection::MakeHistories(const LayerArrays& arrays) {
+  const GgmlTensor& keys = *arrays.keys_root;
+  histories_ = std::make_unique<Histories>(
+      static_cast<uint32_t>(keys.ne[1] * std::max<int64_t>(1, keys.ne[2])));
+  seen_ = CellSet(histories_->cell_count());
+  if (!settings_.offloads) return;
+  offload_ = std::make_unique<Offload>(settings_, histories_.get(), &Selection::Fingerprint, this,
+                                       rope_op_);
+}
+
+// The first graph has ended, so that all layers are known.
+void Selection::EndLearning() {
+  is_learned_ = true;
+  sidecar_ =
+      std::make_unique<Sidecar>(settings_, layers_, &Selection::ParallelFor, this, kClientThreads);
+}
+
+// Locks the histories, which only this thread knows before there is a sidecar.
+std::unique_lock<std::mutex> Selection::LockHistories() {
+  return sidecar_ == nullptr ? std::unique_lock<std::mutex>() : sidecar_->Lock();
 }
 
 // Attends exactly from now on.
@@ -103,9 +120,10 @@ void Selection::BeginGraph(std::span<const uint32_t> cells) {
   if (step_ != nullptr) Abandon(PQC_OK);
   is_fresh_ = true;
   written_.assign(cells.begin(), cells.end());
-  const auto lock = sidecar_->Lock();
+  const auto lock = LockHistories();
+  if (offload_ != nullptr && is_learned_) offload_->EndGraph();
   histories_->Write(written_, [this](const std::shared_ptr<History>& history, uint32_t keep) {
-    sidecar_->Shorten(*history, keep);
+    if (sidecar_ != nullptr) sidecar_->Shorten(*history, keep);
     Histories::Shorten(history.get(), keep);
   });
 }
@@ -117,11 +135,32 @@ std::optional<uint32_t> Selection::LayerOf(const GgmlTensor* keys_root) const {
   return std::nullopt;
 }
 
-void Selection::Arrive(const Attention& attention) {
+bool Selection::Arrive(const Attention& attention) {
   layer_ = LayerOf(RootOf(attention.node->src[1]));
-  if (is_off_ || !is_learned_ || layer_ != 0) return;
+  if (is_off_) return !is_needed();
+  if (offload_ != nullptr && !Follow(attention)) return false;
+  if (!is_learned_ || layer_ != 0) return true;
   if (step_ != nullptr) Abandon(PQC_OK);
   is_to_plan_ = std::exchange(is_fresh_, false);
+  return true;
+}
+
+// Attributes the graph's query tokens at the first layer. Returns false when the graph must fail.
+bool Selection::Follow(const Attention& attention) {
+  is_engine_thread = true;
+  if (layer_ == 0) {
+    mask_ = attention.node->src[3];
+    const auto lock = LockHistories();
+    if (!offload_->Follow(attention, is_fresh_ ? written_ : std::span<const uint32_t>(),
+                          sidecar_.get())) {
+      return false;
+    }
+    if (!offload_->is_usable()) offload_.reset();
+    return true;
+  }
+  if (layer_ && attention.node->src[3] == mask_) return true;
+  TurnOff("layers that have masks of their own");
+  return !is_needed();
 }
 
 std::span<const uint64_t* const> Selection::Prepare(const Attention& attention) {
@@ -141,6 +180,7 @@ void Selection::PlanStep(const Attention& attention) {
   rows_ = attention.streams * attention.tokens;
   items_.clear();
   step_tokens_ = 0;
+  if (!settings_.selects()) return;
   const bool is_aligned = attention.first_cell % 64 == 0 && attention.stream_cells % 64 == 0;
   if (!is_aligned || written_.size() != rows_ || !FindHistories(attention)) return;
   // A step whose index is not ready passes the rows of its tokens, and no more.
@@ -149,6 +189,7 @@ void Selection::PlanStep(const Attention& attention) {
 }
 
 void Selection::NotePrefill(const Attention& attention) {
+  if (offload_ != nullptr) return;  // Follow does it
   if (is_off_ || !is_learned_ || layer_ != 0 || !std::exchange(is_to_plan_, false)) return;
   const WaitTimer timer(&longest_wait_ms_);
   if (attention.first_cell % 64 != 0 || attention.stream_cells % 64 != 0) return;
@@ -159,12 +200,25 @@ void Selection::NotePrefill(const Attention& attention) {
   }
 }
 
+// Returns whether all offloaded tokens are candidates of a step. After a roll-back, the window may
+// have some: then all of them are attended to.
+bool Selection::MaySelect(const History& history) const {
+  return history.offloaded_end + settings_.window_tokens <= uint64_t{history.size()} + 1;
+}
+
 // Sets items_ to the query tokens whose histories a step may have.
 bool Selection::FindHistories(const Attention& attention) {
   const WaitTimer timer(&longest_wait_ms_);
   std::vector<Item> found;
   const auto lock = sidecar_->Lock();
-  for (uint32_t row = 0; row < rows_; ++row) {
+  if (offload_ != nullptr) {
+    for (const FollowedRows& rows : offload_->rows()) {
+      if (rows.stored != nullptr && MaySelect(*rows.history)) {
+        found.push_back({rows.stored, rows.first_row, rows.count});
+      }
+    }
+  }
+  for (uint32_t row = 0; row < rows_ && offload_ == nullptr; ++row) {
     if (!AddItem(attention, row, &found)) return false;
   }
   const uint32_t most = std::min(kMostItemTokens, kMostItemHeads / attention.group_size);
@@ -369,8 +423,35 @@ void Selection::LoadQueries(const Attention& attention) {
   }
 }
 
+std::span<const kernels::Partial> Selection::AttendOffloaded(const Attention& attention) {
+  if (!layer_ || !is_learned_ || is_off_) return {};
+  if (step_ == nullptr || !step_selects_ || partials_.size() != rows_) {
+    partials_.assign(size_t{attention.streams} * attention.tokens, {});
+  }
+  if (!offload_->Attend(attention, *layer_, sidecar_.get(), partials_)) return {};
+  return partials_;
+}
+
+bool Selection::IsLastLayer() const {
+  return is_learned_ && layer_ && *layer_ + 1 == layers_.arrays.size();
+}
+
 void Selection::Finish() {
-  if (step_ != nullptr && layer_ && *layer_ + 1 == layers_.arrays.size()) EndStep();
+  if (!IsLastLayer()) return;
+  if (step_ != nullptr) EndStep();
+  Leave();
+}
+
+void Selection::Leave() {
+  if (offload_ == nullptr || !IsLastLayer()) return;
+  const auto lock = LockHistories();
+  offload_->EndGraph();
+}
+
+std::string Selection::TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end) {
+  if (offload_ == nullptr || is_off_) return "its graphs cannot be followed";
+  if (!is_learned_) EndLearning();
+  return offload_->Take(tokens, sidecar_.get(), begin, end);
 }
 
 // Copies the rows of some tokens in all layers.

@@ -12,13 +12,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "client/engines/llama/attention.h"
 #include "client/engines/llama/engine_threads.h"
 #include "client/engines/llama/histories.h"
+#include "client/engines/llama/offload.h"
 #include "client/engines/llama/settings.h"
 #include "client/engines/llama/sidecar.h"
 #include "kernels/attend/merge.h"
@@ -28,7 +31,7 @@ namespace pqcached::llama {
 
 class Selection {
  public:
-  Selection(const Settings& settings, EngineThreads* threads);
+  Selection(const Settings& settings, EngineThreads* threads, int32_t rope_op);
   ~Selection();
   Selection(const Selection&) = delete;
   Selection& operator=(const Selection&) = delete;
@@ -36,8 +39,9 @@ class Selection {
   // The graph is about to write `cells` of the layer whose keys are in `keys_root`.
   void Write(const LayerArrays& arrays, const Attention& shape, std::span<const uint32_t> cells);
 
-  // The graph has come to an attention node, which is the one of the calls that follow.
-  void Arrive(const Attention& attention);
+  // The graph has come to an attention node, which is the one of the calls that follow. Returns
+  // false when the graph must fail, because of offloaded tokens (offload.h).
+  bool Arrive(const Attention& attention);
   // Plans the graph's step at its first layer. Returns [streams, tokens] cells that the sidecar
   // attends to (OwnRows::Prepare); empty: none.
   std::span<const uint64_t* const> Prepare(const Attention& attention);
@@ -45,12 +49,27 @@ class Selection {
   // when it failed: then all is attended to exactly, and Prepare returns nothing until the next
   // graph.
   std::span<const kernels::Partial> Attend(const Attention& attention);
+  // Whether query tokens of the graph have offloaded tokens before them, which llama.cpp cannot
+  // attend to.
+  bool graph_has_offloaded() const {
+    return offload_ != nullptr && offload_->graph_has_offloaded();
+  }
+  // Attends to these where Attend did not. Returns [streams, tokens] partial attentions, those of
+  // Attend included; empty: the graph must fail.
+  std::span<const kernels::Partial> AttendOffloaded(const Attention& attention);
   // Has the rows of earlier tokens stored, at the first layer of a node that ggml computes. Of each
   // stream, it looks at the last query token.
   void NotePrefill(const Attention& attention);
 
   // The node is computed: after the last layer, passes the rows of the step's tokens.
   void Finish();
+  // Likewise for a node that is ggml's.
+  void Leave();
+
+  // Offload::Take.
+  std::string TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end);
+  // Whether graphs fail from now on, should this object be of no use any more.
+  bool is_needed() const { return histories_ != nullptr && histories_->has_offloaded(); }
 
   uint64_t selected_nodes() const { return selected_nodes_; }
   // The longest time that a node waited for the client or for the sidecar's thread.
@@ -66,6 +85,12 @@ class Selection {
 
   void TurnOff(const char* reason);
   void Learn(const LayerArrays& arrays, const Attention& shape);
+  void EndLearning();
+  void MakeHistories(const LayerArrays& arrays);
+  std::unique_lock<std::mutex> LockHistories();
+  bool Follow(const Attention& attention);
+  bool IsLastLayer() const;
+  bool MaySelect(const History& history) const;
   void BeginGraph(std::span<const uint32_t> cells);
   std::optional<uint32_t> LayerOf(const GgmlTensor* keys_root) const;
   bool FindHistories(const Attention& attention);
@@ -92,6 +117,8 @@ class Selection {
   bool is_off_ = false;      // the graph is not understood
   std::unique_ptr<Histories> histories_;
   std::unique_ptr<Sidecar> sidecar_;
+  const int32_t rope_op_;
+  std::unique_ptr<Offload> offload_;  // null: the application cannot offload
 
   // These belong to the graph.
   std::vector<uint32_t> written_;     // cells, of all query tokens

@@ -53,6 +53,7 @@ constexpr NumberKey kNumbers[] = {
     {"sink_tokens", &Settings::sink_tokens, 0, kMostTokensOfAContext},
     {"window_tokens", &Settings::window_tokens, 1, kMostTokensOfAContext},
     {"min_tokens", &Settings::min_tokens, 0, kMostTokensOfAContext},
+    {"deadline_ms", &Settings::deadline_ms, 1, 3'600'000},
 };
 
 std::string ParseWord(std::string_view word, Settings* settings) {
@@ -60,6 +61,10 @@ std::string ParseWord(std::string_view word, Settings* settings) {
   if (word == "exact") {
     settings->selected_tokens = 0;
     settings->ratio = 0.0;
+    return "";
+  }
+  if (word == "offload") {
+    settings->offloads = true;
     return "";
   }
   const size_t equal = word.find('=');
@@ -88,7 +93,8 @@ std::string ParseWord(std::string_view word, Settings* settings) {
   }
   return Wrong(word,
                "exact, k=NUMBER, ratio=NUMBER, index=NAME, sink_tokens=NUMBER, "
-               "window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS or kernel_level=NAME");
+               "window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, offload, "
+               "deadline_ms=NUMBER or kernel_level=NAME");
 }
 
 }  // namespace
@@ -100,6 +106,9 @@ std::string ParseSettings(std::string_view words, Settings* settings) {
       return wrong;
     }
     words.remove_prefix(std::min(comma + 1, words.size()));
+  }
+  if (settings->offloads && settings->sink_tokens == 0) {
+    return std::string(kVariable) + ": offload needs sink_tokens of 1 at least";
   }
   return "";
 }

@@ -7,6 +7,8 @@
 //   sink_tokens=16, window_tokens=64
 //   endpoint=unix:///run/pqcached/pqcached.sock   the sidecar, which k and ratio need
 //   min_tokens=4096     leaves shorter contexts to ggml
+//   offload             lets the application offload tokens (application/pqcached_llama.h)
+//   deadline_ms=2000    a graph fails when offloaded tokens cannot be read for so long
 //   kernel_level=avx2   limits the instruction set
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_SETTINGS_H_
 #define PQCACHED_CLIENT_ENGINES_LLAMA_SETTINGS_H_
@@ -21,6 +23,7 @@ namespace pqcached::llama {
 
 struct Settings {
   bool selects() const { return selected_tokens > 0 || ratio > 0.0; }
+  bool uses_sidecar() const { return selects() || offloads; }
 
   uint64_t selected_tokens = 0;  // k
   double ratio = 0.0;
@@ -29,6 +32,8 @@ struct Settings {
   uint64_t window_tokens = 64;
   std::string endpoint = "unix:///run/pqcached/pqcached.sock";
   uint64_t min_tokens = 4096;
+  bool offloads = false;
+  uint64_t deadline_ms = 2000;
   kernels::Exec exec;
 };
 

@@ -19,6 +19,7 @@ constexpr size_t kChunkBytes = size_t{16} << 20;  // of rows that are passed on 
 constexpr uint32_t kMostChunkTokens = 512;
 constexpr uint32_t kTimeoutMs = 2000;  // of a call of the sidecar's thread
 constexpr int kNiceness = 10;
+constexpr uint64_t kProtectionMs = 30ull * 24 * 3600 * 1000;  // the longest that there is
 constexpr auto kRetry = std::chrono::milliseconds(500);
 constexpr auto kLongestRetry = std::chrono::milliseconds(60000);
 
@@ -118,6 +119,7 @@ void Sidecar::Shorten(const History& history, uint32_t keep) {
   for (const auto& each : stored_) {
     if (each->history.get() != &history || each->stored <= keep) continue;
     each->stored = keep;
+    each->acknowledged = std::min(each->acknowledged, keep);
     each->is_longer = true;
   }
 }
@@ -128,6 +130,30 @@ pqc_client* Sidecar::BeginUse() {
 }
 
 void Sidecar::EndUse() { is_used_ = false; }
+
+pqc_sequence* Sidecar::BeginReading(const StoredHistory& stored) {
+  const auto lock = Lock();
+  is_read_ = client_ != nullptr && !is_lost_ && !stored.history->is_lost;
+  return is_read_ ? stored.sequence : nullptr;
+}
+
+void Sidecar::EndReading() {
+  const auto lock = Lock();
+  is_read_ = false;
+}
+
+bool Sidecar::WaitUntilStored(const std::shared_ptr<History>& history, uint32_t tokens,
+                              std::chrono::steady_clock::time_point deadline,
+                              std::unique_lock<std::mutex>* lock) {
+  StoredHistory& stored = Of(history);
+  while (stored.acknowledged < tokens) {
+    stored.is_awaited = true;
+    wake_.notify_all();
+    if (filled_.wait_until(*lock, deadline) == std::cv_status::timeout) break;
+  }
+  stored.is_awaited = false;
+  return stored.acknowledged >= tokens;
+}
 
 void Sidecar::ReportFailure(StoredHistory* stored, pqc_status status) {
   pqc_progress progress = PQC_INIT(pqc_progress);
@@ -156,7 +182,7 @@ void Sidecar::Run() {
 void Sidecar::Work() {
   std::unique_lock lock(mutex_);
   while (!stops_) {
-    if (is_lost_ && !is_used_) Disconnect(&lock);
+    if (is_lost_ && !is_used_ && !is_read_) Disconnect(&lock);
     if (client_ == nullptr) {
       lock.unlock();
       const bool is_connected = Connect();
@@ -174,6 +200,7 @@ void Sidecar::Work() {
     const pqc_status status = Fill(next, &lock);
     next->is_filling = false;
     answers_ = status == PQC_OK;
+    filled_.notify_all();
     if (status == PQC_OK) {
       next->delay = {};
       continue;
@@ -249,8 +276,9 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
   std::vector<pqc_sequence*> sequences;
   for (const auto& each : stored_) {
     if (each->sequence != nullptr) sequences.push_back(each->sequence);
+    each->history->is_lost = each->history->has_offloaded();
     each->sequence = nullptr;
-    each->stored = 0;
+    each->stored = each->acknowledged = 0;
     each->is_broken = each->is_longer = false;
   }
   lock->unlock();
@@ -274,12 +302,13 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
 void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
   for (size_t i = 0; i < stored_.size() && !stops_;) {
     StoredHistory& each = *stored_[i];
-    if (each.is_in_step || (!each.history->is_gone && !each.is_broken)) {
+    const bool is_bad = each.is_broken && !each.history->has_offloaded();
+    if (each.is_in_step || (!each.history->is_gone && !is_bad)) {
       ++i;
       continue;
     }
     pqc_sequence* const dropped = std::exchange(each.sequence, nullptr);
-    each.stored = 0;
+    each.stored = each.acknowledged = 0;
     each.is_broken = each.is_longer = false;
     if (each.history->is_gone) {
       stored_.erase(stored_.begin() + static_cast<ptrdiff_t>(i));
@@ -298,9 +327,11 @@ void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
 StoredHistory* Sidecar::NextToFill() {
   const auto now = std::chrono::steady_clock::now();
   for (const auto& each : stored_) {
-    if (each->is_in_step || now < each->retry_at) continue;
+    if (each->is_in_step || each->history->is_lost) continue;
+    if (now < each->retry_at) continue;
     const uint32_t left = each->history->size() - each->stored;
-    if (left > kMostLeft || each->sequence == nullptr) return each.get();
+    const bool is_awaited = each->is_awaited && each->acknowledged < each->history->size();
+    if (left > kMostLeft || is_awaited || each->sequence == nullptr) return each.get();
   }
   return nullptr;
 }
@@ -312,15 +343,22 @@ pqc_status Sidecar::Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lo
   while (!stops_ && !stored->history->is_gone && stored->stored < stored->history->size()) {
     if (const pqc_status status = SendChunk(stored, lock); status != PQC_OK) return status;
   }
+  const uint32_t passed = stored->stored;
+  const uint64_t version = stored->history->version;
   lock->unlock();
-  const pqc_status status = pqc_sequence_flush(stored->sequence);
+  pqc_status status = pqc_sequence_flush(stored->sequence);
+  // Offloaded tokens must not be evicted.
+  if (status == PQC_OK && settings_.offloads) {
+    status = pqc_sequence_pin(stored->sequence, kProtectionMs);
+  }
   lock->lock();
+  if (status == PQC_OK && stored->history->version == version) stored->acknowledged = passed;
   return status;
 }
 
 pqc_status Sidecar::Create(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
   pqc_sequence_options options = PQC_INIT(pqc_sequence_options);
-  if (!settings_.is_flat) {
+  if (settings_.selects() && !settings_.is_flat) {
     options.has_live_index = 1;
     options.sink_tokens = settings_.sink_tokens;
   }
@@ -330,7 +368,7 @@ pqc_status Sidecar::Create(StoredHistory* stored, std::unique_lock<std::mutex>* 
   const pqc_status status = pqc_sequence_create_with(cache_, &options, &sequence, nullptr);
   lock->lock();
   stored->sequence = sequence;
-  stored->stored = 0;
+  stored->stored = stored->acknowledged = 0;
   stored->is_longer = false;
   return status;
 }

@@ -66,6 +66,8 @@ struct StoredHistory {
   std::shared_ptr<History> history;
   pqc_sequence* sequence = nullptr;
   uint32_t stored = 0;                 // first tokens whose rows are passed on
+  uint32_t acknowledged = 0;           // first tokens whose rows the sidecar has
+  bool is_awaited = false;             // the engine's thread waits for `acknowledged`
   bool is_filling = false;             // the thread uses the sequence
   bool is_in_step = false;             // the engine's thread does
   bool is_longer = false;              // the sequence may have tokens behind `stored`
@@ -97,9 +99,17 @@ class Sidecar {
   bool IsReady(const StoredHistory& stored) const;
   // Notes that a history is about to become shorter.
   void Shorten(const History& history, uint32_t keep);
+  // Waits until the sidecar has the rows of the first `tokens` tokens, and protects them from
+  // eviction. Returns false when it takes too long.
+  bool WaitUntilStored(const std::shared_ptr<History>& history, uint32_t tokens,
+                       std::chrono::steady_clock::time_point deadline,
+                       std::unique_lock<std::mutex>* lock);
   // The open client, or null. It stays open until EndUse.
   pqc_client* BeginUse();
   void EndUse();
+  // Likewise during a step, and without the lock: returns the sequence, or null.
+  pqc_sequence* BeginReading(const StoredHistory& stored);
+  void EndReading();
   // A step has failed with this status: the sequence is stored again when that is needed.
   void ReportFailure(StoredHistory* stored, pqc_status status);
 
@@ -125,8 +135,10 @@ class Sidecar {
   std::mutex mutex_;
   std::atomic<uint32_t> waiting_{0};  // calls of Lock that wait
   std::condition_variable wake_;
+  std::condition_variable filled_;
   bool stops_ = false;
   bool is_used_ = false;
+  bool is_read_ = false;
   bool is_lost_ = false;  // the client's session has ended
   pqc_client* client_ = nullptr;
   pqc_cache* cache_ = nullptr;

@@ -1,0 +1,261 @@
+#include "client/engines/llama/offload.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <thread>
+
+#include "client/engines/llama/log.h"
+#include "pqcached/client.h"
+
+namespace pqcached::llama {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPause = std::chrono::milliseconds(2);  // before a read is repeated
+
+uint32_t CountCells(const CellSet& set) {
+  uint32_t count = 0;
+  for (const uint64_t word : set.words()) count += static_cast<uint32_t>(std::popcount(word));
+  return count;
+}
+
+bool IsTransient(pqc_status status) {
+  return status == PQC_UNAVAILABLE || status == PQC_DEADLINE_EXCEEDED || status == PQC_ABORTED;
+}
+
+}  // namespace
+
+Offload::Offload(const Settings& settings, Histories* histories, FingerprintOf fingerprint,
+                 const void* context, int32_t rope_op)
+    : settings_(settings),
+      histories_(histories),
+      fingerprint_(fingerprint),
+      fingerprint_context_(context),
+      rope_op_(rope_op),
+      seen_(histories->cell_count()) {}
+
+bool Offload::Fail(const char* problem) {
+  if (problem_ != problem) {
+    problem_ = problem;
+    Log("llama_decode fails: " + problem_);
+  }
+  return false;
+}
+
+// Ends following. Returns false when tokens have been offloaded, so that the graph must fail.
+bool Offload::CannotFollow(const char* reason) {
+  rows_.clear();
+  if (histories_->has_offloaded()) return Fail(reason);
+  is_usable_ = false;
+  Log(std::string("cannot offload tokens: ") + reason);
+  return true;
+}
+
+bool Offload::Follow(const Attention& attention, std::span<const uint32_t> written,
+                     Sidecar* sidecar) {
+  const uint32_t count = attention.streams * attention.tokens;
+  is_ended_ = true;
+  graph_has_offloaded_ = false;
+  rows_.clear();
+  group_of_.assign(count, -1);
+  written_.assign(written.begin(), written.end());
+  positions_ = PositionsOf(attention, rope_op_);
+  if (positions_.size() != count) return CannotFollow("the queries show no positions");
+  if (written.size() != count || attention.first_cell % 64 != 0 ||
+      attention.stream_cells % 64 != 0) {
+    return CannotFollow("the cells of its tokens are not known");
+  }
+  for (uint32_t row = 0; row < count; ++row) {
+    const uint32_t stream = row / attention.tokens, token = row % attention.tokens;
+    const uint32_t base = attention.first_cell + stream * attention.stream_cells;
+    seen_.Clear();
+    if (!ReadSeen(attention, stream, token, seen_.words().subspan(base / 64))) {
+      return CannotFollow("its masks have other values than 0 and minus infinity");
+    }
+    uint32_t before = row;
+    while (before > 0 && !seen_.Has(written_[before - 1])) --before;
+    for (const uint32_t cell : written_) seen_.Remove(cell);
+    if (before > 0 ? !Continue(row, before - 1) : !Begin(row, positions_[row], sidecar)) {
+      return false;
+    }
+  }
+  for (const FollowedRows& rows : rows_) {
+    graph_has_offloaded_ = graph_has_offloaded_ || rows.history->has_offloaded();
+  }
+  is_ended_ = false;
+  return true;
+}
+
+// Follows a query token that sees an earlier one of the graph, `before` being the last of these.
+bool Offload::Continue(uint32_t row, uint32_t before) {
+  if (group_of_[before] < 0) return true;  // not followed: it has no offloaded tokens
+  FollowedRows& rows = rows_[static_cast<size_t>(group_of_[before])];
+  const bool is_next = rows.first_row + rows.count == row && before + 1 == row &&
+                       positions_[row] == positions_[before] + 1 &&
+                       CountCells(seen_) == rows.seen_count;
+  if (is_next) {
+    ++rows.count;
+    group_of_[row] = group_of_[before];
+    return true;
+  }
+  if (rows.history->has_offloaded()) return Fail("a sequence with offloaded tokens was copied");
+  rows.history->is_ordered = false;
+  return true;
+}
+
+// Follows the first query token of a sequence in the graph.
+bool Offload::Begin(uint32_t row, int32_t position, Sidecar* sidecar) {
+  std::shared_ptr<History> history;
+  const auto at = static_cast<uint64_t>(position);
+  const auto shorten = [sidecar](const std::shared_ptr<History>& shortened, uint32_t keep) {
+    if (sidecar != nullptr) sidecar->Shorten(*shortened, keep);
+    Histories::Shorten(shortened.get(), keep);
+  };
+  const auto has = [this](const std::shared_ptr<History>& wanted) {
+    return std::any_of(rows_.begin(), rows_.end(),
+                       [&](const FollowedRows& rows) { return rows.history == wanted; });
+  };
+  switch (histories_->FindOffloaded(seen_, at, fingerprint_, fingerprint_context_, &history)) {
+    case Histories::Match::kBroken:
+      return Fail("a sequence with offloaded tokens was copied, shifted or changed");
+    case Histories::Match::kFound:
+      if (has(history)) return Fail("a sequence with offloaded tokens was copied");
+      if (at < history->size()) shorten(history, static_cast<uint32_t>(at));
+      if (history->is_lost) return Fail("the sidecar has lost offloaded tokens");
+      histories_->Use(history.get());
+      break;
+    case Histories::Match::kNone: {
+      std::vector<std::shared_ptr<History>> taken;
+      for (const FollowedRows& rows : rows_) taken.push_back(rows.history);
+      history = histories_->Continue(seen_, taken, fingerprint_, fingerprint_context_, shorten);
+      if (history == nullptr || has(history)) return true;
+      if (history->size() != at) history->is_ordered = false;
+    }
+  }
+  StoredHistory* stored = nullptr;
+  const bool is_stored = history->has_offloaded() || history->size() >= settings_.min_tokens;
+  if (sidecar != nullptr && is_stored) stored = &sidecar->Of(history);
+  group_of_[row] = static_cast<int32_t>(rows_.size());
+  rows_.push_back({history, stored, row, 1, history->size(), CountCells(seen_)});
+  return true;
+}
+
+bool Offload::Attend(const Attention& attention, uint32_t layer, Sidecar* sidecar,
+                     std::span<kernels::Partial> partials) {
+  results_.resize(std::max(results_.size(), rows_.size()));
+  const size_t heads = size_t{attention.kv_heads} * attention.group_size;
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    const FollowedRows& rows = rows_[i];
+    if (!rows.history->has_offloaded() || partials[rows.first_row].output != nullptr) continue;
+    if (!AttendRows(attention, layer, rows, sidecar, &results_[i])) return false;
+    const float* const output = results_[i].data();
+    const float* const lse = output + rows.count * heads * attention.value_dim;
+    for (uint32_t row = 0; row < rows.count; ++row) {
+      partials[rows.first_row + row] = {output + row * heads * attention.value_dim,
+                                        lse + row * heads};
+    }
+  }
+  return true;
+}
+
+bool Offload::AttendRows(const Attention& attention, uint32_t layer, const FollowedRows& rows,
+                         Sidecar* sidecar, std::vector<float>* results) {
+  const uint32_t heads = attention.kv_heads * attention.group_size;
+  queries_.resize(size_t{rows.count} * heads * attention.key_dim);
+  float* to = queries_.data();
+  for (uint32_t row = rows.first_row; row < rows.first_row + rows.count; ++row) {
+    for (uint32_t head = 0; head < heads; ++head, to += attention.key_dim) {
+      LoadQuery(attention, row / attention.tokens, row % attention.tokens, head, to);
+    }
+  }
+  const size_t outputs = size_t{rows.count} * heads * attention.value_dim;
+  results->resize(outputs + size_t{rows.count} * heads);
+  const uint64_t shape[] = {rows.count, heads, attention.key_dim};
+  pqc_query query = PQC_INIT(pqc_query);
+  query.layer = layer;
+  query.query_position = rows.base;
+  query.queries.ptr = queries_.data();
+  query.queries.dtype = PQC_F32;
+  query.queries.ndim = 3;
+  query.queries.shape = shape;
+  const pqc_token_range range{rows.history->offloaded_begin, rows.history->offloaded_end};
+  pqc_attention out = PQC_INIT(pqc_attention);
+  out.output = results->data();
+  out.output_capacity = outputs;
+  out.lse = results->data() + outputs;
+  out.lse_capacity = size_t{rows.count} * heads;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(settings_.deadline_ms);
+  for (;;) {
+    pqc_sequence* const sequence = sidecar->BeginReading(*rows.stored);
+    const pqc_status status =
+        sequence == nullptr ? PQC_UNAVAILABLE : pqc_attend_range(sequence, &query, range, &out);
+    sidecar->EndReading();
+    if (status == PQC_OK) return true;
+    {
+      const auto lock = sidecar->Lock();
+      if (rows.history->is_lost) return Fail("the sidecar has lost offloaded tokens");
+      if (sequence != nullptr) sidecar->ReportFailure(rows.stored, status);
+    }
+    if (!IsTransient(status) || Clock::now() > deadline) {
+      return Fail("offloaded tokens could not be read from the sidecar");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void Offload::EndGraph() {
+  if (is_ended_) return;
+  is_ended_ = true;
+  for (const FollowedRows& rows : rows_) {
+    if (rows.history->size() != rows.base) continue;  // a step has added them
+    for (uint32_t row = rows.first_row; row < rows.first_row + rows.count; ++row) {
+      Histories::Append(rows.history.get(), written_[row],
+                        fingerprint_(fingerprint_context_, written_[row]));
+    }
+  }
+}
+
+// Finds the one history with this many tokens.
+std::shared_ptr<History> Offload::Find(uint64_t tokens, std::string* problem) const {
+  std::shared_ptr<History> found;
+  for (const std::shared_ptr<History>& history : histories_->all()) {
+    if (!history->is_ordered || history->size() != tokens) continue;
+    if (found != nullptr) {
+      *problem = "several sequences have " + std::to_string(tokens) + " tokens";
+      return nullptr;
+    }
+    found = history;
+  }
+  if (found == nullptr) {
+    *problem = "no sequence of " + std::to_string(tokens) +
+               " tokens was decoded from its first token on without changes by other calls";
+  }
+  return found;
+}
+
+std::string Offload::Take(uint64_t tokens, Sidecar* sidecar, uint32_t* begin, uint32_t* end) {
+  std::unique_lock lock = sidecar->Lock();
+  EndGraph();
+  const auto sink = static_cast<uint32_t>(settings_.sink_tokens);
+  const auto last = static_cast<uint32_t>(tokens - std::min(tokens, settings_.window_tokens));
+  *begin = *end = sink;
+  if (last <= sink) return "";
+  std::string problem;
+  const std::shared_ptr<History> history = Find(tokens, &problem);
+  if (history == nullptr) return problem;
+  if (last <= history->offloaded_end) {
+    *end = history->offloaded_end;
+    return "";
+  }
+  const auto deadline = Clock::now() + std::chrono::milliseconds(settings_.deadline_ms);
+  if (!sidecar->WaitUntilStored(history, last, deadline, &lock)) {
+    return "the sidecar has not stored the rows in time";
+  }
+  histories_->Offload(history.get(), sink, last);
+  *end = last;
+  return "";
+}
+
+}  // namespace pqcached::llama

@@ -163,6 +163,10 @@ class Context {
                     static_cast<unsigned long long>(selection_->selected_nodes()),
                     selection_->longest_wait_ms());
       line += text;
+      if (const DroppedRows* const dropped = selection_->dropped(); dropped != nullptr) {
+        line += "; gave back " + std::to_string(dropped->given_back_bytes() >> 10) +
+                " KiB, and fetched " + std::to_string(dropped->fetched_bytes() >> 10) + " again";
+      }
     }
     Log(line);
   }
@@ -222,7 +226,7 @@ class Context {
 
   // Memory is short: attends exactly from now on. Without the sidecar, offloaded tokens are lost.
   void Stop(const std::exception& error) {
-    fails_ = selection_ != nullptr && selection_->is_needed();
+    fails_ = selection_ != nullptr && !selection_->ReturnAll();
     Log(std::string(fails_ ? "llama_decode fails from now on: " : "attends exactly from now on: ") +
         error.what());
     selection_.reset();
@@ -261,24 +265,27 @@ class Context {
   // query tokens after the other.
   Outcome ComputeWithOffloaded(const Attention& attention) {
     constexpr uint32_t kBlockTokens = 56;
-    std::span<const uint64_t* const> hidden;
-    if (attention.tokens <= kMostTokens) {
-      hidden = selection_->Prepare(attention);
-      if (!hidden.empty() && selection_->Attend(attention).empty()) hidden = {};
+    if (attention.tokens <= kMostTokens && !selection_->Prepare(attention).empty()) {
+      selection_->Attend(attention);
     }
     const std::span<const kernels::Partial> others = selection_->AttendOffloaded(attention);
     if (others.empty()) return Outcome::kFailed;
-    const uint32_t step = hidden.empty() ? kBlockTokens : attention.tokens;
-    for (uint32_t first = 0; first < attention.tokens; first += step) {
+    const std::span<const uint64_t* const> hidden = selection_->hidden();
+    for (uint32_t first = 0; first < attention.tokens; first += kBlockTokens) {
       Attention block = attention;
       block.first_token = first;
-      block.tokens = std::min(step, attention.tokens - first);
+      block.tokens = std::min(kBlockTokens, attention.tokens - first);
       block_partials_.clear();
+      block_hidden_.clear();
       for (uint32_t stream = 0; stream < attention.streams; ++stream) {
-        const auto part = others.subspan(size_t{stream} * attention.tokens + first, block.tokens);
+        const size_t row = size_t{stream} * attention.tokens + first;
+        const auto part = others.subspan(row, block.tokens);
         block_partials_.insert(block_partials_.end(), part.begin(), part.end());
+        if (hidden.empty()) continue;
+        const auto part_hidden = hidden.subspan(row, block.tokens);
+        block_hidden_.insert(block_hidden_.end(), part_hidden.begin(), part_hidden.end());
       }
-      if (!own_rows_.Prepare(block, hidden)) return Outcome::kFailed;
+      if (!own_rows_.Prepare(block, block_hidden_)) return Outcome::kFailed;
       own_rows_.Compute(threads_.crew(), block_partials_);
     }
     selection_->Finish();
@@ -312,9 +319,10 @@ class Context {
   uint64_t number_ = 0;
   EngineThreads threads_;
   OwnRows own_rows_;
-  std::unique_ptr<Selection> selection_;  // null: exact
-  bool fails_ = false;                    // offloaded tokens cannot be read any more
-  std::vector<kernels::Partial> block_partials_;
+  std::unique_ptr<Selection> selection_;          // null: exact
+  bool fails_ = false;                            // offloaded tokens cannot be read any more
+  std::vector<kernels::Partial> block_partials_;  // of ComputeWithOffloaded
+  std::vector<const uint64_t*> block_hidden_;
   std::vector<uint32_t> written_;
   std::set<const GgmlTensor*> keys_;  // arrays of keys of the context's layers
   uint64_t own_nodes_ = 0;

@@ -79,10 +79,13 @@ uint32_t Histories::SeenTokens(const History& history, const CellSet& seen) {
 }
 
 uint32_t Histories::FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
-                                 const void* context) {
+                                 const void* context) const {
+  const bool skips = history.lacks_cells() || (history.has_offloaded() && !checks_offloaded_);
   for (uint32_t i = 0; i < count; ++i) {
-    if (i == history.offloaded_begin && history.has_offloaded()) i = history.offloaded_end;
-    if (i < count && fingerprint(context, history.cells[i]) != history.prints[i]) return i;
+    if (i == history.offloaded_begin && skips) i = history.offloaded_end;
+    if (i >= count) break;
+    const uint64_t print = fingerprint(context, history.cells[i]);
+    if (print != history.prints[i] && print != kUnread) return i;
   }
   return count;
 }
@@ -107,7 +110,7 @@ Histories::Match Histories::FindOffloaded(const CellSet& seen, uint64_t position
                                           std::shared_ptr<History>* found) const {
   const uint32_t seen_count = CountOf(seen);
   for (const std::shared_ptr<History>& history : all_) {
-    if (!history->has_offloaded()) continue;
+    if (!history->lacks_cells()) continue;
     if (position <= history->offloaded_begin || position > history->size()) continue;
     if (!SeesFirst(*history, seen, seen_count, position)) continue;
     const auto count = static_cast<uint32_t>(position);
@@ -149,7 +152,7 @@ std::shared_ptr<History> Histories::Best(const CellSet& seen,
   std::shared_ptr<History> best;
   const uint32_t seen_count = CountOf(seen);
   for (const std::shared_ptr<History>& history : all_) {
-    if (history->has_offloaded()) continue;
+    if (history->lacks_cells()) continue;
     const uint32_t count = SeenTokens(*history, seen);
     const bool is_same = count == history->size() && count == seen_count;
     if (Contains(taken, history) && !is_same) continue;
@@ -164,7 +167,8 @@ std::shared_ptr<History> Histories::Best(const CellSet& seen,
 
 std::shared_ptr<History> Histories::Begin(const CellSet& seen,
                                           std::span<const std::shared_ptr<History>> taken,
-                                          FingerprintOf fingerprint, const void* context) {
+                                          FingerprintOf fingerprint, const void* context,
+                                          std::shared_ptr<History>* ended) {
   if (all_.size() == kMostHistories) {
     auto oldest = all_.end();
     for (auto each = all_.begin(); each != all_.end(); ++each) {
@@ -173,6 +177,7 @@ std::shared_ptr<History> Histories::Begin(const CellSet& seen,
     }
     if (oldest == all_.end()) return nullptr;
     (*oldest)->is_gone = true;
+    *ended = *oldest;
     all_.erase(oldest);
   }
   auto history = std::make_shared<History>(cell_count_);

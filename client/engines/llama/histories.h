@@ -7,9 +7,10 @@
 // shorter when one of its cells is written again, is not seen any more (a roll-back), or has other
 // rows than it had (a restored state or a context shift, which no graph shows).
 //
-// A history may have *offloaded* tokens: the application has freed their cells, and only the
-// sidecar has their rows (offload.h). No mask shows them, so a query token continues such a history
-// only when its position and the cells that it sees agree with it exactly.
+// A history may have *offloaded* tokens, whose rows only the sidecar has. Either the application has
+// freed their cells (offload.h): no mask shows them, so a query token continues such a history only
+// when its position and the cells that it sees agree with it exactly. Or they have their cells, and
+// the memory of their rows was given back (dropped_rows.h).
 //
 // Cells are numbered over all streams. Not thread-safe.
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_
@@ -58,13 +59,17 @@ struct History {
   uint32_t offloaded_end = 0;
 
   bool has_offloaded() const { return offloaded_begin < offloaded_end; }
+  // Whether the offloaded tokens have no cells.
+  bool lacks_cells() const { return has_offloaded() && cells[offloaded_begin] == kNoCell; }
   uint32_t size() const { return static_cast<uint32_t>(cells.size()); }
   // Sets `hidden` to tokens [begin, end). A later end costs as much as the tokens between.
   void Hide(uint32_t begin, uint32_t end);
 };
 
 // Reads the 8 bytes by which a cell's rows are recognised, of the last layer's key: it depends on
-// all tokens before, and on the position.
+// all tokens before, and on the position. kUnread for rows that were given back: they are as they
+// were.
+inline constexpr uint64_t kUnread = UINT64_MAX;
 using FingerprintOf = uint64_t (*)(const void* context, uint32_t cell);
 
 class Histories {
@@ -101,7 +106,12 @@ class Histories {
                                     Shortened shortened) {
     uint32_t common = 0;
     std::shared_ptr<History> best = Best(seen, taken, &common);
-    if (best == nullptr) return Begin(seen, taken, fingerprint, context);
+    if (best == nullptr) {
+      std::shared_ptr<History> ended;
+      best = Begin(seen, taken, fingerprint, context, &ended);
+      if (ended != nullptr && ended->has_offloaded()) shortened(ended, 0);
+      return best;
+    }
     if (best->last_checked != graph_) {
       common = std::min(common, FirstChanged(*best, common, fingerprint, context));
       best->last_checked = graph_;
@@ -123,6 +133,8 @@ class Histories {
   void Offload(History* history, uint32_t begin, uint32_t end);
   // Notes a use of a history.
   void Use(History* history) { history->last_used = ++uses_; }
+  // Has the fingerprints of offloaded tokens compared, too, when they have cells.
+  void CheckOffloaded() { checks_offloaded_ = true; }
   // Whether tokens of any history have been offloaded, since the beginning.
   bool has_offloaded() const { return has_offloaded_; }
 
@@ -137,8 +149,8 @@ class Histories {
                         uint64_t count);
   // The number of first tokens of a history that are seen.
   static uint32_t SeenTokens(const History& history, const CellSet& seen);
-  static uint32_t FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
-                               const void* context);
+  uint32_t FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
+                        const void* context) const;
   static void AddSeen(const CellSet& seen, FingerprintOf fingerprint, const void* context,
                       History* history);
   std::shared_ptr<History> Best(const CellSet& seen,
@@ -146,12 +158,14 @@ class Histories {
                                 uint32_t* common) const;
   std::shared_ptr<History> Begin(const CellSet& seen,
                                  std::span<const std::shared_ptr<History>> taken,
-                                 FingerprintOf fingerprint, const void* context);
+                                 FingerprintOf fingerprint, const void* context,
+                                 std::shared_ptr<History>* ended);
 
   uint32_t cell_count_;
   uint64_t uses_ = 0;
   uint64_t graph_ = 0;
   bool has_offloaded_ = false;
+  bool checks_offloaded_ = false;
   std::vector<std::shared_ptr<History>> all_;
 };
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "client/engines/llama/log.h"
 #include "pqcached/client.h"
@@ -13,6 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kLostTokens = "the sidecar has lost offloaded tokens";
 constexpr auto kPause = std::chrono::milliseconds(2);  // before a read is repeated
 
 uint32_t CountCells(const CellSet& set) {
@@ -28,12 +30,13 @@ bool IsTransient(pqc_status status) {
 }  // namespace
 
 Offload::Offload(const Settings& settings, Histories* histories, FingerprintOf fingerprint,
-                 const void* context, int32_t rope_op)
+                 const void* context, int32_t rope_op, ShortenHistory shorten)
     : settings_(settings),
       histories_(histories),
       fingerprint_(fingerprint),
       fingerprint_context_(context),
       rope_op_(rope_op),
+      shorten_(std::move(shorten)),
       seen_(histories->cell_count()) {}
 
 bool Offload::Fail(const char* problem) {
@@ -54,7 +57,7 @@ bool Offload::CannotFollow(const char* reason) {
 }
 
 bool Offload::Follow(const Attention& attention, std::span<const uint32_t> written,
-                     Sidecar* sidecar) {
+                     Sidecar* sidecar, const DroppedRows* dropped) {
   const uint32_t count = attention.streams * attention.tokens;
   is_ended_ = true;
   graph_has_offloaded_ = false;
@@ -77,6 +80,7 @@ bool Offload::Follow(const Attention& attention, std::span<const uint32_t> writt
     uint32_t before = row;
     while (before > 0 && !seen_.Has(written_[before - 1])) --before;
     for (const uint32_t cell : written_) seen_.Remove(cell);
+    if (dropped != nullptr && dropped->SeesLost(seen_)) return Fail(kLostTokens);
     if (before > 0 ? !Continue(row, before - 1) : !Begin(row, positions_[row], sidecar)) {
       return false;
     }
@@ -109,10 +113,6 @@ bool Offload::Continue(uint32_t row, uint32_t before) {
 bool Offload::Begin(uint32_t row, int32_t position, Sidecar* sidecar) {
   std::shared_ptr<History> history;
   const auto at = static_cast<uint64_t>(position);
-  const auto shorten = [sidecar](const std::shared_ptr<History>& shortened, uint32_t keep) {
-    if (sidecar != nullptr) sidecar->Shorten(*shortened, keep);
-    Histories::Shorten(shortened.get(), keep);
-  };
   const auto has = [this](const std::shared_ptr<History>& wanted) {
     return std::any_of(rows_.begin(), rows_.end(),
                        [&](const FollowedRows& rows) { return rows.history == wanted; });
@@ -122,18 +122,18 @@ bool Offload::Begin(uint32_t row, int32_t position, Sidecar* sidecar) {
       return Fail("a sequence with offloaded tokens was copied, shifted or changed");
     case Histories::Match::kFound:
       if (has(history)) return Fail("a sequence with offloaded tokens was copied");
-      if (at < history->size()) shorten(history, static_cast<uint32_t>(at));
-      if (history->is_lost) return Fail("the sidecar has lost offloaded tokens");
+      if (at < history->size()) shorten_(history, static_cast<uint32_t>(at));
       histories_->Use(history.get());
       break;
     case Histories::Match::kNone: {
       std::vector<std::shared_ptr<History>> taken;
       for (const FollowedRows& rows : rows_) taken.push_back(rows.history);
-      history = histories_->Continue(seen_, taken, fingerprint_, fingerprint_context_, shorten);
+      history = histories_->Continue(seen_, taken, fingerprint_, fingerprint_context_, shorten_);
       if (history == nullptr || has(history)) return true;
       if (history->size() != at) history->is_ordered = false;
     }
   }
+  if (history->is_lost) return Fail(kLostTokens);
   StoredHistory* stored = nullptr;
   const bool is_stored = history->has_offloaded() || history->size() >= settings_.min_tokens;
   if (sidecar != nullptr && is_stored) stored = &sidecar->Of(history);
@@ -195,7 +195,7 @@ bool Offload::AttendRows(const Attention& attention, uint32_t layer, const Follo
     if (status == PQC_OK) return true;
     {
       const auto lock = sidecar->Lock();
-      if (rows.history->is_lost) return Fail("the sidecar has lost offloaded tokens");
+      if (sidecar->IsLost(*rows.stored)) return Fail(kLostTokens);
       if (sequence != nullptr) sidecar->ReportFailure(rows.stored, status);
     }
     if (!IsTransient(status) || Clock::now() > deadline) {

@@ -3,6 +3,9 @@
 // of 4K cells can have a sequence of a million tokens. The application asks for it, because a
 // backend cannot see why cells are freed (application/pqcached_llama.h).
 //
+// It follows them likewise when the memory of stored rows is given back, which no application has to
+// ask for (dropped_rows.h).
+//
 // Unlike the rest of the plug-in, this cannot fall back to llama.cpp's own rows. A graph whose rows
 // cannot be attributed with certainty, or read before the deadline, fails: llama_decode returns an
 // error, and never a changed token.
@@ -10,18 +13,23 @@
 #define PQCACHED_CLIENT_ENGINES_LLAMA_OFFLOAD_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "client/engines/llama/attention.h"
+#include "client/engines/llama/dropped_rows.h"
 #include "client/engines/llama/histories.h"
 #include "client/engines/llama/settings.h"
 #include "client/engines/llama/sidecar.h"
 #include "kernels/attend/merge.h"
 
 namespace pqcached::llama {
+
+// Makes a history shorter, with all that belongs to it.
+using ShortenHistory = std::function<void(const std::shared_ptr<History>& history, uint32_t keep)>;
 
 // Query tokens [first_row, first_row + count) of a graph, at consecutive positions of one history.
 struct FollowedRows {
@@ -37,12 +45,13 @@ class Offload {
  public:
   // `fingerprint` and `context`: of Histories.
   Offload(const Settings& settings, Histories* histories, FingerprintOf fingerprint,
-          const void* context, int32_t rope_op);
+          const void* context, int32_t rope_op, ShortenHistory shorten);
 
   // Attributes the query tokens of a graph to histories, at its first layer. `written`: the cells
   // that the graph writes, one per query token. `sidecar`: null in the first graph; with its lock.
-  // Returns false when the graph must fail; problem() has the reason.
-  bool Follow(const Attention& attention, std::span<const uint32_t> written, Sidecar* sidecar);
+  // `dropped`: null when no memory is given back. Returns false when the graph must fail; problem() has the reason.
+  bool Follow(const Attention& attention, std::span<const uint32_t> written, Sidecar* sidecar,
+              const DroppedRows* dropped);
   // False after a graph that cannot be followed at all: positions are not known, for example.
   bool is_usable() const { return is_usable_; }
   std::span<const FollowedRows> rows() const { return rows_; }
@@ -79,6 +88,7 @@ class Offload {
   const FingerprintOf fingerprint_;
   const void* const fingerprint_context_;
   const int32_t rope_op_;
+  const ShortenHistory shorten_;
   bool is_usable_ = true;
   std::string problem_;
 

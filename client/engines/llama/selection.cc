@@ -66,9 +66,10 @@ void Selection::MakeHistories(const LayerArrays& arrays) {
   histories_ = std::make_unique<Histories>(
       static_cast<uint32_t>(keys.ne[1] * std::max<int64_t>(1, keys.ne[2])));
   seen_ = CellSet(histories_->cell_count());
-  if (!settings_.offloads) return;
-  offload_ = std::make_unique<Offload>(settings_, histories_.get(), &Selection::Fingerprint, this,
-                                       rope_op_);
+  if (!settings_.offloads && !settings_.drops) return;
+  offload_ = std::make_unique<Offload>(
+      settings_, histories_.get(), &Selection::Fingerprint, this, rope_op_,
+      [this](const std::shared_ptr<History>& history, uint32_t keep) { Shorten(history, keep); });
 }
 
 // The first graph has ended, so that all layers are known.
@@ -76,6 +77,18 @@ void Selection::EndLearning() {
   is_learned_ = true;
   sidecar_ =
       std::make_unique<Sidecar>(settings_, layers_, &Selection::ParallelFor, this, kClientThreads);
+  if (!settings_.drops || offload_ == nullptr) return;
+  std::string problem;
+  dropped_ = DroppedRows::Open(layers_, histories_->cell_count(), sidecar_.get(),
+                               std::chrono::milliseconds(settings_.deadline_ms), &problem);
+  if (dropped_ == nullptr) Log("gives no memory back: " + problem);
+}
+
+// Makes a history shorter. With the histories' lock.
+void Selection::Shorten(const std::shared_ptr<History>& history, uint32_t keep) {
+  if (dropped_ != nullptr && keep < history->offloaded_end) dropped_->Return(*history, keep);
+  if (sidecar_ != nullptr) sidecar_->Shorten(*history, keep);
+  Histories::Shorten(history.get(), keep);
 }
 
 // Locks the histories, which only this thread knows before there is a sidecar.
@@ -87,11 +100,13 @@ std::unique_lock<std::mutex> Selection::LockHistories() {
 void Selection::TurnOff(const char* reason) {
   if (step_ != nullptr) Abandon(PQC_OK);
   is_off_ = true;
+  fails_ = !ReturnAll();
   if (sidecar_ != nullptr) {
     const auto lock = sidecar_->Lock();
     for (const auto& history : histories_->all()) history->is_gone = true;  // drops the sequences
   }
-  Log(std::string("attends exactly, because the model has ") + reason);
+  Log(std::string(fails_ ? "llama_decode fails" : "attends exactly") + ", because the model has " +
+      reason);
 }
 
 // Adds a layer of the first graph.
@@ -123,9 +138,11 @@ void Selection::BeginGraph(std::span<const uint32_t> cells) {
   const auto lock = LockHistories();
   if (offload_ != nullptr && is_learned_) offload_->EndGraph();
   histories_->Write(written_, [this](const std::shared_ptr<History>& history, uint32_t keep) {
-    if (sidecar_ != nullptr) sidecar_->Shorten(*history, keep);
-    Histories::Shorten(history.get(), keep);
+    Shorten(history, keep);
   });
+  if (dropped_ == nullptr) return;
+  dropped_->Write(written_);
+  if (dropped_->was_read()) histories_->CheckOffloaded();
 }
 
 std::optional<uint32_t> Selection::LayerOf(const GgmlTensor* keys_root) const {
@@ -137,30 +154,13 @@ std::optional<uint32_t> Selection::LayerOf(const GgmlTensor* keys_root) const {
 
 bool Selection::Arrive(const Attention& attention) {
   layer_ = LayerOf(RootOf(attention.node->src[1]));
-  if (is_off_) return !is_needed();
+  if (is_off_ || fails_) return !fails_;
+  is_engine_thread = true;
   if (offload_ != nullptr && !Follow(attention)) return false;
   if (!is_learned_ || layer_ != 0) return true;
   if (step_ != nullptr) Abandon(PQC_OK);
   is_to_plan_ = std::exchange(is_fresh_, false);
   return true;
-}
-
-// Attributes the graph's query tokens at the first layer. Returns false when the graph must fail.
-bool Selection::Follow(const Attention& attention) {
-  is_engine_thread = true;
-  if (layer_ == 0) {
-    mask_ = attention.node->src[3];
-    const auto lock = LockHistories();
-    if (!offload_->Follow(attention, is_fresh_ ? written_ : std::span<const uint32_t>(),
-                          sidecar_.get())) {
-      return false;
-    }
-    if (!offload_->is_usable()) offload_.reset();
-    return true;
-  }
-  if (layer_ && attention.node->src[3] == mask_) return true;
-  TurnOff("layers that have masks of their own");
-  return !is_needed();
 }
 
 std::span<const uint64_t* const> Selection::Prepare(const Attention& attention) {
@@ -175,7 +175,6 @@ std::span<const uint64_t* const> Selection::Prepare(const Attention& attention) 
 }
 
 void Selection::PlanStep(const Attention& attention) {
-  is_engine_thread = true;
   mask_ = attention.node->src[3];
   rows_ = attention.streams * attention.tokens;
   items_.clear();
@@ -198,12 +197,6 @@ void Selection::NotePrefill(const Attention& attention) {
   for (uint32_t stream = 0; stream < attention.streams; ++stream) {
     if (!AddItem(attention, (stream + 1) * attention.tokens - 1, &found)) return;
   }
-}
-
-// Returns whether all offloaded tokens are candidates of a step. After a roll-back, the window may
-// have some: then all of them are attended to.
-bool Selection::MaySelect(const History& history) const {
-  return history.offloaded_end + settings_.window_tokens <= uint64_t{history.size()} + 1;
 }
 
 // Sets items_ to the query tokens whose histories a step may have.
@@ -244,12 +237,9 @@ bool Selection::AddItem(const Attention& attention, uint32_t row, std::vector<It
   if (count < settings_.min_tokens) return true;
   std::vector<std::shared_ptr<History>> taken;
   for (const Item& item : *found) taken.push_back(item.stored->history);
-  const auto history =
-      histories_->Continue(seen_, taken, &Selection::Fingerprint, this,
-                           [this](const std::shared_ptr<History>& shortened, uint32_t keep) {
-                             sidecar_->Shorten(*shortened, keep);
-                             Histories::Shorten(shortened.get(), keep);
-                           });
+  const auto history = histories_->Continue(seen_, taken, &Selection::Fingerprint, this,
+                                            [this](const std::shared_ptr<History>& shortened,
+                                                   uint32_t keep) { Shorten(shortened, keep); });
   if (history == nullptr) return true;
   StoredHistory& stored = sidecar_->Of(history);
   const bool is_apart = std::any_of(found->begin(), found->end(), [&](const Item& item) {
@@ -423,15 +413,6 @@ void Selection::LoadQueries(const Attention& attention) {
   }
 }
 
-std::span<const kernels::Partial> Selection::AttendOffloaded(const Attention& attention) {
-  if (!layer_ || !is_learned_ || is_off_) return {};
-  if (step_ == nullptr || !step_selects_ || partials_.size() != rows_) {
-    partials_.assign(size_t{attention.streams} * attention.tokens, {});
-  }
-  if (!offload_->Attend(attention, *layer_, sidecar_.get(), partials_)) return {};
-  return partials_;
-}
-
 bool Selection::IsLastLayer() const {
   return is_learned_ && layer_ && *layer_ + 1 == layers_.arrays.size();
 }
@@ -440,18 +421,6 @@ void Selection::Finish() {
   if (!IsLastLayer()) return;
   if (step_ != nullptr) EndStep();
   Leave();
-}
-
-void Selection::Leave() {
-  if (offload_ == nullptr || !IsLastLayer()) return;
-  const auto lock = LockHistories();
-  offload_->EndGraph();
-}
-
-std::string Selection::TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end) {
-  if (offload_ == nullptr || is_off_) return "its graphs cannot be followed";
-  if (!is_learned_) EndLearning();
-  return offload_->Take(tokens, sidecar_.get(), begin, end);
 }
 
 // Copies the rows of some tokens in all layers.
@@ -530,7 +499,11 @@ void Selection::ParallelFor(void* self, uint32_t count, void (*body)(void* conte
 }
 
 uint64_t Selection::Fingerprint(const void* self, uint32_t cell) {
-  const Layers& layers = static_cast<const Selection*>(self)->layers_;
+  const Selection& own = *static_cast<const Selection*>(self);
+  if (own.dropped_ != nullptr && own.dropped_->was_read() && own.dropped_->IsAway(cell)) {
+    return kUnread;
+  }
+  const Layers& layers = own.layers_;
   uint64_t print;
   std::memcpy(&print, layers.KeyRow(static_cast<uint32_t>(layers.arrays.size()) - 1, cell),
               sizeof(print));

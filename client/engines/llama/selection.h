@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "client/engines/llama/attention.h"
+#include "client/engines/llama/dropped_rows.h"
 #include "client/engines/llama/engine_threads.h"
 #include "client/engines/llama/histories.h"
 #include "client/engines/llama/offload.h"
@@ -57,6 +58,8 @@ class Selection {
   // Attends to these where Attend did not. Returns [streams, tokens] partial attentions, those of
   // Attend included; empty: the graph must fail.
   std::span<const kernels::Partial> AttendOffloaded(const Attention& attention);
+  // The cells that these do not leave to llama.cpp's rows: [streams, tokens], or empty.
+  std::span<const uint64_t* const> hidden() const { return hidden_; }
   // Has the rows of earlier tokens stored, at the first layer of a node that ggml computes. Of each
   // stream, it looks at the last query token.
   void NotePrefill(const Attention& attention);
@@ -68,9 +71,11 @@ class Selection {
 
   // Offload::Take.
   std::string TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end);
-  // Whether graphs fail from now on, should this object be of no use any more.
-  bool is_needed() const { return histories_ != nullptr && histories_->has_offloaded(); }
+  // Fetches all rows whose memory was given back. Returns false when llama.cpp cannot go on without
+  // this object.
+  bool ReturnAll();
 
+  const DroppedRows* dropped() const { return dropped_.get(); }
   uint64_t selected_nodes() const { return selected_nodes_; }
   // The longest time that a node waited for the client or for the sidecar's thread.
   double longest_wait_ms() const { return longest_wait_ms_; }
@@ -90,6 +95,9 @@ class Selection {
   std::unique_lock<std::mutex> LockHistories();
   bool Follow(const Attention& attention);
   bool IsLastLayer() const;
+  void Shorten(const std::shared_ptr<History>& history, uint32_t keep);
+  void HideOffloaded(const Attention& attention);
+  void DropStored();
   bool MaySelect(const History& history) const;
   void BeginGraph(std::span<const uint32_t> cells);
   std::optional<uint32_t> LayerOf(const GgmlTensor* keys_root) const;
@@ -118,7 +126,9 @@ class Selection {
   std::unique_ptr<Histories> histories_;
   std::unique_ptr<Sidecar> sidecar_;
   const int32_t rope_op_;
-  std::unique_ptr<Offload> offload_;  // null: the application cannot offload
+  std::unique_ptr<Offload> offload_;      // null: no tokens are offloaded
+  std::unique_ptr<DroppedRows> dropped_;  // null: no memory is given back
+  bool fails_ = false;                    // llama.cpp lacks rows
 
   // These belong to the graph.
   std::vector<uint32_t> written_;     // cells, of all query tokens

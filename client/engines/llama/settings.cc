@@ -9,6 +9,7 @@ namespace pqcached::llama {
 namespace {
 
 constexpr std::string_view kVariable = "PQCACHED_LLAMA";
+constexpr const char* kDropVariable = "PQCACHED_LLAMA_DROP";
 
 std::string Wrong(std::string_view word, std::string_view wanted) {
   return std::string(kVariable) + ": \"" + std::string(word) + "\" is not " + std::string(wanted);
@@ -67,6 +68,10 @@ std::string ParseWord(std::string_view word, Settings* settings) {
     settings->offloads = true;
     return "";
   }
+  if (word == "drop") {
+    settings->drops = true;
+    return "";
+  }
   const size_t equal = word.find('=');
   const std::string_view key = word.substr(0, equal);
   const std::string_view value = equal == word.npos ? "" : word.substr(equal + 1);
@@ -94,7 +99,7 @@ std::string ParseWord(std::string_view word, Settings* settings) {
   return Wrong(word,
                "exact, k=NUMBER, ratio=NUMBER, index=NAME, sink_tokens=NUMBER, "
                "window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, offload, "
-               "deadline_ms=NUMBER or kernel_level=NAME");
+               "drop, deadline_ms=NUMBER or kernel_level=NAME");
 }
 
 }  // namespace
@@ -110,12 +115,20 @@ std::string ParseSettings(std::string_view words, Settings* settings) {
   if (settings->offloads && settings->sink_tokens == 0) {
     return std::string(kVariable) + ": offload needs sink_tokens of 1 at least";
   }
+  if (settings->offloads && settings->drops) {
+    return std::string(kVariable) + ": offload and drop exclude each other";
+  }
   return "";
 }
 
 std::string ReadSettings(Settings* settings) {
+  const char* const drops = std::getenv(kDropVariable);
+  if (drops != nullptr && drops != std::string_view("0") && drops != std::string_view("1")) {
+    return std::string(kDropVariable) + " is \"" + drops + "\" and not 0 or 1";
+  }
+  settings->drops = drops != nullptr && *drops == '1';
   const char* const words = std::getenv(std::string(kVariable).c_str());
-  return words == nullptr ? "" : ParseSettings(words, settings);
+  return ParseSettings(words == nullptr ? "" : words, settings);
 }
 
 }  // namespace pqcached::llama

@@ -8,6 +8,8 @@
 //   endpoint=unix:///run/pqcached/pqcached.sock   the sidecar, which k and ratio need
 //   min_tokens=4096     leaves shorter contexts to ggml
 //   offload             lets the application offload tokens (application/pqcached_llama.h)
+//   drop                gives the memory of stored rows back (dropped_rows.h); PQCACHED_LLAMA_DROP=1
+//                       in the environment is the same
 //   deadline_ms=2000    a graph fails when offloaded tokens cannot be read for so long
 //   kernel_level=avx2   limits the instruction set
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_SETTINGS_H_
@@ -23,7 +25,7 @@ namespace pqcached::llama {
 
 struct Settings {
   bool selects() const { return selected_tokens > 0 || ratio > 0.0; }
-  bool uses_sidecar() const { return selects() || offloads; }
+  bool uses_sidecar() const { return selects() || offloads || drops; }
 
   uint64_t selected_tokens = 0;  // k
   double ratio = 0.0;
@@ -33,6 +35,7 @@ struct Settings {
   std::string endpoint = "unix:///run/pqcached/pqcached.sock";
   uint64_t min_tokens = 4096;
   bool offloads = false;
+  bool drops = false;
   uint64_t deadline_ms = 2000;
   kernels::Exec exec;
 };

@@ -30,7 +30,9 @@ std::string CacheName() {
   return "llama.cpp/" + std::to_string(getpid()) + "/" + std::to_string(next.fetch_add(1));
 }
 
-pqc_dtype DTypeOf(kernels::DType dtype) {
+}  // namespace
+
+pqc_dtype PqcDType(kernels::DType dtype) {
   switch (dtype) {
     case kernels::DType::kF32:
       return PQC_F32;
@@ -42,8 +44,6 @@ pqc_dtype DTypeOf(kernels::DType dtype) {
   return PQC_F16;
 }
 
-}  // namespace
-
 void RowsToPass::Set(const Layers& layers, uint64_t tokens, const std::byte* memory) {
   const Attention& shape = layers.shape;
   const size_t element = kernels::DTypeBytes(shape.dtype);
@@ -54,7 +54,7 @@ void RowsToPass::Set(const Layers& layers, uint64_t tokens, const std::byte* mem
   const auto tensor = [&](const uint64_t* dims) {
     pqc_tensor each = PQC_INIT(pqc_tensor);
     each.ptr = const_cast<std::byte*>(memory);
-    each.dtype = DTypeOf(shape.dtype);
+    each.dtype = PqcDType(shape.dtype);
     each.ndim = 3;
     each.shape = dims;
     memory += tokens * dims[1] * dims[2] * element;
@@ -132,14 +132,19 @@ pqc_client* Sidecar::BeginUse() {
 void Sidecar::EndUse() { is_used_ = false; }
 
 pqc_sequence* Sidecar::BeginReading(const StoredHistory& stored) {
-  const auto lock = Lock();
-  is_read_ = client_ != nullptr && !is_lost_ && !stored.history->is_lost;
-  return is_read_ ? stored.sequence : nullptr;
+  const std::lock_guard lock(reading_mutex_);
+  ++readers_;
+  return client_ == nullptr || is_lost_ || stored.history->is_lost ? nullptr : stored.sequence;
 }
 
 void Sidecar::EndReading() {
-  const auto lock = Lock();
-  is_read_ = false;
+  const std::lock_guard lock(reading_mutex_);
+  --readers_;
+}
+
+bool Sidecar::IsLost(const StoredHistory& stored) {
+  const std::lock_guard lock(reading_mutex_);
+  return stored.history->is_lost;
 }
 
 bool Sidecar::WaitUntilStored(const std::shared_ptr<History>& history, uint32_t tokens,
@@ -182,7 +187,7 @@ void Sidecar::Run() {
 void Sidecar::Work() {
   std::unique_lock lock(mutex_);
   while (!stops_) {
-    if (is_lost_ && !is_used_ && !is_read_) Disconnect(&lock);
+    if (is_lost_ && !is_used_) Disconnect(&lock);
     if (client_ == nullptr) {
       lock.unlock();
       const bool is_connected = Connect();
@@ -199,6 +204,7 @@ void Sidecar::Work() {
     next->is_filling = true;
     const pqc_status status = Fill(next, &lock);
     next->is_filling = false;
+    next->is_awaited = false;
     answers_ = status == PQC_OK;
     filled_.notify_all();
     if (status == PQC_OK) {
@@ -242,7 +248,7 @@ bool Sidecar::Connect() {
   group.query_heads = shape.kv_heads * shape.group_size;
   group.key_dim = shape.key_dim;
   group.value_dim = shape.value_dim;
-  group.dtype = DTypeOf(shape.dtype);
+  group.dtype = PqcDType(shape.dtype);
   group.softmax_scale = shape.scale;
   group.softcap = shape.softcap;
   const std::string name = CacheName();
@@ -261,6 +267,7 @@ bool Sidecar::Connect() {
   Say("connected to the sidecar at " + settings_.endpoint);
   answers_ = true;
   const std::lock_guard lock(mutex_);
+  const std::lock_guard reading(reading_mutex_);
   client_ = client;
   cache_ = cache;
   is_lost_ = false;
@@ -269,17 +276,23 @@ bool Sidecar::Connect() {
 
 // Ends the session, which drops its sequences. No step is in progress.
 void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
-  pqc_client* const client = std::exchange(client_, nullptr);
-  pqc_cache* const cache = std::exchange(cache_, nullptr);
-  if (client == nullptr) return;
-  const bool is_lost = is_lost_;
+  pqc_client* client = nullptr;
+  pqc_cache* cache = nullptr;
   std::vector<pqc_sequence*> sequences;
-  for (const auto& each : stored_) {
-    if (each->sequence != nullptr) sequences.push_back(each->sequence);
-    each->history->is_lost = each->history->has_offloaded();
-    each->sequence = nullptr;
-    each->stored = each->acknowledged = 0;
-    each->is_broken = each->is_longer = false;
+  const bool is_lost = is_lost_;
+  {
+    const std::lock_guard reading(reading_mutex_);
+    if (readers_ > 0 && !stops_) return;  // the next time
+    client = std::exchange(client_, nullptr);
+    cache = std::exchange(cache_, nullptr);
+    if (client == nullptr) return;
+    for (const auto& each : stored_) {
+      if (each->sequence != nullptr) sequences.push_back(each->sequence);
+      each->history->is_lost = each->history->has_offloaded();
+      each->sequence = nullptr;
+      each->stored = each->acknowledged = 0;
+      each->is_broken = each->is_longer = false;
+    }
   }
   lock->unlock();
   // The cache can be dropped only when its sequences are. When the sidecar does not answer, the

@@ -76,6 +76,8 @@ struct StoredHistory {
   std::chrono::steady_clock::time_point retry_at = {};
 };
 
+pqc_dtype PqcDType(kernels::DType dtype);
+
 class Sidecar {
  public:
   static constexpr uint32_t kMostLeft = 64;
@@ -107,9 +109,11 @@ class Sidecar {
   // The open client, or null. It stays open until EndUse.
   pqc_client* BeginUse();
   void EndUse();
-  // Likewise during a step, and without the lock: returns the sequence, or null.
+  // Likewise during a step, on any thread, with or without the lock: returns the sequence, or null.
   pqc_sequence* BeginReading(const StoredHistory& stored);
   void EndReading();
+  // Whether the rows of a history's offloaded tokens are lost.
+  bool IsLost(const StoredHistory& stored);
   // A step has failed with this status: the sequence is stored again when that is needed.
   void ReportFailure(StoredHistory* stored, pqc_status status);
 
@@ -138,11 +142,14 @@ class Sidecar {
   std::condition_variable filled_;
   bool stops_ = false;
   bool is_used_ = false;
-  bool is_read_ = false;
-  bool is_lost_ = false;  // the client's session has ended
+  std::atomic<bool> is_lost_{false};  // the client's session has ended
   pqc_client* client_ = nullptr;
   pqc_cache* cache_ = nullptr;
   std::vector<std::unique_ptr<StoredHistory>> stored_;
+
+  // Held while client and sequences end, which waits for readers. Taken after mutex_.
+  std::mutex reading_mutex_;
+  uint32_t readers_ = 0;
 
   // Used by the thread only.
   std::vector<std::byte> chunk_;

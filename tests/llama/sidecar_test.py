@@ -78,6 +78,8 @@ class Sidecars:
         print(f"{self.id().split('.')[-1]}: {nodes} nodes selected, the longest wait was {longest} ms")
         return int(nodes)
 
+
+class Selections(Sidecars):
     def test_selecting_everything_is_exact(self):
         self.daemon()
         for modes in ([], ["unified"]):
@@ -107,7 +109,7 @@ class Sidecars:
 
 
 @needs(engine.TESTED[0])
-class NewestVersion(Sidecars, Folder):
+class NewestVersion(Selections, Folder):
     version = engine.TESTED[0]
 
     def test_random_kills_change_nothing(self):
@@ -189,7 +191,7 @@ class NewestVersion(Sidecars, Folder):
 
 
 @needs(engine.TESTED[1])
-class EarlierVersion(Sidecars, Folder):
+class EarlierVersion(Selections, Folder):
     version = engine.TESTED[1]
 
 

@@ -49,7 +49,8 @@ DroppedRows::DroppedRows(const Layers& layers, uint32_t cells, Sidecar* sidecar,
       deadline_(deadline),
       row_bytes_(layers.shape.cell_bytes),
       cells_(cells),
-      lost_(cells) {}
+      lost_(cells),
+      away_((cells + 63) / 64) {}
 
 std::unique_ptr<DroppedRows> DroppedRows::Open(const Layers& layers, uint32_t cells,
                                                Sidecar* sidecar, std::chrono::milliseconds deadline,
@@ -125,7 +126,6 @@ void DroppedRows::Serve(std::byte* address, bool is_write) {
   for (Array& array : arrays_) {
     if (address < array.pages || address >= array.pages + array.page_count * PageBytes()) continue;
     const auto page = static_cast<size_t>(address - array.pages) / PageBytes();
-    was_read_ = true;
     if (FillPages(&array, page, kFilledPages, false) == Fill::kDone) return;
     if (FillPages(&array, page, 1, false) == Fill::kDone) return;
     // What is written needs no other rows of its page.
@@ -146,6 +146,17 @@ void DroppedRows::SetMissing(Array* array, size_t page, bool is_missing) {
     array->missing[page / 64] |= bit;
   } else {
     array->missing[page / 64] &= ~bit;
+  }
+  if (array != &arrays_[arrays_.size() - 2]) return;  // the keys of the last layer
+  const auto begin = static_cast<size_t>(array->pages - array->begin) + page * PageBytes();
+  for (size_t cell = (begin + row_bytes_ - 1) / row_bytes_; cell * row_bytes_ < begin + PageBytes();
+       ++cell) {
+    const uint64_t own = uint64_t{1} << cell % 64;
+    if (is_missing) {
+      away_[cell / 64].fetch_or(own, std::memory_order_release);
+    } else {
+      away_[cell / 64].fetch_and(~own, std::memory_order_release);
+    }
   }
 }
 
@@ -173,38 +184,39 @@ void DroppedRows::Drop(const std::shared_ptr<History>& history, uint32_t begin, 
   const std::lock_guard lock(mutex_);
   const uint32_t owner = OwnerOf(stored);
   for (uint32_t i = begin; i < end; ++i) {
-    Cell& cell = cells_[history->cells[i]];
-    if (cell.owner == kFree) cell = {owner, i};
+    // Rows that are away for another history remain so: it has fetched none of them since.
+    if (!HasMissingPages(history->cells[i])) cells_[history->cells[i]] = {owner, i};
   }
   for (uint32_t i = begin; i < end;) {
     uint32_t last = i;
     while (last + 1 < end && history->cells[last + 1] == history->cells[last] + 1) ++last;
-    for (Array& array : arrays_) GiveBack(&array, history->cells[i], history->cells[last]);
+    for (Array& array : arrays_) GiveBack(&array, owner, history->cells[i], history->cells[last]);
     i = last + 1;
   }
   if (!history->has_offloaded()) history->offloaded_begin = begin;
   history->offloaded_end = end;
 }
 
-// Whether all rows on a page are dropped.
-bool DroppedRows::IsDropped(const Array& array, size_t page) const {
+// Whether all rows on a page are dropped ones of an owner. Those of others may be out of date: the
+// application may have removed a sequence and loaded another one, which no graph shows.
+bool DroppedRows::IsDropped(const Array& array, uint32_t owner, size_t page) const {
   const auto offset = static_cast<size_t>(array.pages - array.begin) + page * PageBytes();
   const size_t last = (offset + PageBytes() - 1) / row_bytes_;
   for (size_t cell = offset / row_bytes_; cell <= last; ++cell) {
-    if (cells_[cell].owner >= kLost) return false;
+    if (cells_[cell].owner != owner) return false;
   }
   return true;
 }
 
-// Gives back the pages that have rows of these cells, and only dropped ones.
-void DroppedRows::GiveBack(Array* array, uint32_t first_cell, uint32_t last_cell) {
+// Gives back the pages that have rows of these cells, and only dropped ones of the owner.
+void DroppedRows::GiveBack(Array* array, uint32_t owner, uint32_t first_cell, uint32_t last_cell) {
   const auto skipped = static_cast<size_t>(array->pages - array->begin);
   const size_t begin = std::max(skipped, first_cell * row_bytes_) - skipped;
   const size_t end = std::max(skipped, (size_t{last_cell} + 1) * row_bytes_) - skipped;
   const size_t last = std::min(array->page_count, (end + PageBytes() - 1) / PageBytes());
   size_t run = 0;
   for (size_t page = begin / PageBytes(); page <= last; ++page) {
-    if (page < last && !IsMissing(*array, page) && IsDropped(*array, page)) {
+    if (page < last && !IsMissing(*array, page) && IsDropped(*array, owner, page)) {
       SetMissing(array, page, true);
       ++run;
       continue;
@@ -224,14 +236,17 @@ void DroppedRows::GiveBack(Array* array, uint32_t first_cell, uint32_t last_cell
 // become 0. `fills_lost`: lost ones, too.
 DroppedRows::Fill DroppedRows::FillPages(Array* array, size_t page, size_t count, bool fills_lost) {
   size_t end = page;
-  while (end < std::min(array->page_count, page + count) && (end == page || IsMissing(*array, end)))
+  while (end < std::min(array->page_count, page + count) &&
+         (end == page || (IsMissing(*array, page) && IsMissing(*array, end)))) {
     ++end;
+  }
   const auto skipped = static_cast<size_t>(array->pages - array->begin);
   const size_t first_byte = skipped + page * PageBytes();
   const auto first = static_cast<uint32_t>(first_byte / row_bytes_);
   const auto last = static_cast<uint32_t>((skipped + end * PageBytes() - 1) / row_bytes_);
   rows_.assign((size_t{last} - first + 1) * row_bytes_, std::byte{0});
-  for (uint32_t cell = first; cell <= last;) {
+  const bool was_given_back = IsMissing(*array, page);  // else it was never written: zeros
+  for (uint32_t cell = first; cell <= last && was_given_back;) {
     const Cell& own = cells_[cell];
     if (own.owner == kLost && !fills_lost) return Fill::kLost;
     uint32_t next = cell + 1;
@@ -360,16 +375,6 @@ bool DroppedRows::SeesLost(const CellSet& seen) const {
     if ((seen.words()[i] & lost_.words()[i]) != 0) return true;
   }
   return false;
-}
-
-bool DroppedRows::IsAway(uint32_t cell) const {
-  const std::lock_guard lock(mutex_);
-  const Array& keys = arrays_[arrays_.size() - 2];
-  const auto skipped = static_cast<size_t>(keys.pages - keys.begin);
-  const size_t at = cell * row_bytes_;
-  if (at < skipped) return false;
-  const size_t page = (at - skipped) / PageBytes();
-  return page < keys.page_count && IsMissing(keys, page);
 }
 
 }  // namespace pqcached::llama

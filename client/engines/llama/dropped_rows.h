@@ -50,14 +50,14 @@ class DroppedRows {
   // Bytes that were given back, and bytes of these that were fetched again.
   uint64_t given_back_bytes() const { return given_back_bytes_; }
   uint64_t fetched_bytes() const { return fetched_bytes_; }
-  // Whether other reads than the plug-in's have fetched rows.
-  bool was_read() const { return was_read_; }
   bool has_lost() const;
   // Whether a query token sees a lost row.
   bool SeesLost(const CellSet& seen) const;
   // Whether the page with the first bytes of a cell's key of the last layer was given back, and not
   // fetched since: then the key is what it was.
-  bool IsAway(uint32_t cell) const;
+  bool IsAway(uint32_t cell) const {
+    return (away_[cell / 64].load(std::memory_order_acquire) >> cell % 64 & 1) != 0;
+  }
 
  private:
   // An array of rows, and its whole pages.
@@ -87,9 +87,9 @@ class DroppedRows {
   bool HasMissingPages(uint32_t cell);
   void LoseRows(const Array& array, size_t page);
   static bool IsMissing(const Array& array, size_t page);
-  static void SetMissing(Array* array, size_t page, bool is_missing);
-  bool IsDropped(const Array& array, size_t page) const;
-  void GiveBack(Array* array, uint32_t first_cell, uint32_t last_cell);
+  void SetMissing(Array* array, size_t page, bool is_missing);
+  bool IsDropped(const Array& array, uint32_t owner, size_t page) const;
+  void GiveBack(Array* array, uint32_t owner, uint32_t first_cell, uint32_t last_cell);
   Fill FillPages(Array* array, size_t page, size_t count, bool fills_lost);
   bool Fetch(const Array& array, uint32_t begin, uint32_t end, std::byte* to);
   uint32_t OwnerOf(StoredHistory* stored);
@@ -107,7 +107,7 @@ class DroppedRows {
   std::vector<Cell> cells_;
   CellSet lost_;
   bool has_lost_ = false;
-  std::atomic<bool> was_read_{false};
+  std::vector<std::atomic<uint64_t>> away_;  // bit per cell: IsAway
   std::atomic<uint64_t> given_back_bytes_{0};
   std::atomic<uint64_t> fetched_bytes_{0};
   std::vector<StoredHistory*> owners_;

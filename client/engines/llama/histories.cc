@@ -79,8 +79,8 @@ uint32_t Histories::SeenTokens(const History& history, const CellSet& seen) {
 }
 
 uint32_t Histories::FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
-                                 const void* context) const {
-  const bool skips = history.lacks_cells() || (history.has_offloaded() && !checks_offloaded_);
+                                 const void* context) {
+  const bool skips = history.lacks_cells();
   for (uint32_t i = 0; i < count; ++i) {
     if (i == history.offloaded_begin && skips) i = history.offloaded_end;
     if (i >= count) break;

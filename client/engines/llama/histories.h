@@ -133,8 +133,6 @@ class Histories {
   void Offload(History* history, uint32_t begin, uint32_t end);
   // Notes a use of a history.
   void Use(History* history) { history->last_used = ++uses_; }
-  // Has the fingerprints of offloaded tokens compared, too, when they have cells.
-  void CheckOffloaded() { checks_offloaded_ = true; }
   // Whether tokens of any history have been offloaded, since the beginning.
   bool has_offloaded() const { return has_offloaded_; }
 
@@ -149,8 +147,8 @@ class Histories {
                         uint64_t count);
   // The number of first tokens of a history that are seen.
   static uint32_t SeenTokens(const History& history, const CellSet& seen);
-  uint32_t FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
-                        const void* context) const;
+  static uint32_t FirstChanged(const History& history, uint32_t count, FingerprintOf fingerprint,
+                               const void* context);
   static void AddSeen(const CellSet& seen, FingerprintOf fingerprint, const void* context,
                       History* history);
   std::shared_ptr<History> Best(const CellSet& seen,
@@ -165,7 +163,6 @@ class Histories {
   uint64_t uses_ = 0;
   uint64_t graph_ = 0;
   bool has_offloaded_ = false;
-  bool checks_offloaded_ = false;
   std::vector<std::shared_ptr<History>> all_;
 };
 

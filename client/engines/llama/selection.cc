@@ -140,9 +140,7 @@ void Selection::BeginGraph(std::span<const uint32_t> cells) {
   histories_->Write(written_, [this](const std::shared_ptr<History>& history, uint32_t keep) {
     Shorten(history, keep);
   });
-  if (dropped_ == nullptr) return;
-  dropped_->Write(written_);
-  if (dropped_->was_read()) histories_->CheckOffloaded();
+  if (dropped_ != nullptr) dropped_->Write(written_);
 }
 
 std::optional<uint32_t> Selection::LayerOf(const GgmlTensor* keys_root) const {
@@ -500,9 +498,7 @@ void Selection::ParallelFor(void* self, uint32_t count, void (*body)(void* conte
 
 uint64_t Selection::Fingerprint(const void* self, uint32_t cell) {
   const Selection& own = *static_cast<const Selection*>(self);
-  if (own.dropped_ != nullptr && own.dropped_->was_read() && own.dropped_->IsAway(cell)) {
-    return kUnread;
-  }
+  if (own.dropped_ != nullptr && own.dropped_->IsAway(cell)) return kUnread;
   const Layers& layers = own.layers_;
   uint64_t print;
   std::memcpy(&print, layers.KeyRow(static_cast<uint32_t>(layers.arrays.size()) - 1, cell),

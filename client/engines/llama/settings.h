@@ -25,7 +25,8 @@ namespace pqcached::llama {
 
 struct Settings {
   bool selects() const { return selected_tokens > 0 || ratio > 0.0; }
-  bool uses_sidecar() const { return selects() || offloads || drops; }
+  bool offloads_or_drops() const { return offloads || drops; }
+  bool uses_sidecar() const { return selects() || offloads_or_drops(); }
 
   uint64_t selected_tokens = 0;  // k
   double ratio = 0.0;

@@ -202,6 +202,7 @@ void Sidecar::Work() {
       continue;
     }
     next->is_filling = true;
+    if (next->is_broken) Repair(next, &lock);
     const pqc_status status = Fill(next, &lock);
     next->is_filling = false;
     next->is_awaited = false;
@@ -344,7 +345,9 @@ StoredHistory* Sidecar::NextToFill() {
     if (now < each->retry_at) continue;
     const uint32_t left = each->history->size() - each->stored;
     const bool is_awaited = each->is_awaited && each->acknowledged < each->history->size();
-    if (left > kMostLeft || is_awaited || each->sequence == nullptr) return each.get();
+    if (left > kMostLeft || is_awaited || each->is_broken || each->sequence == nullptr) {
+      return each.get();
+    }
   }
   return nullptr;
 }
@@ -361,12 +364,28 @@ pqc_status Sidecar::Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lo
   lock->unlock();
   pqc_status status = pqc_sequence_flush(stored->sequence);
   // Offloaded tokens must not be evicted.
-  if (status == PQC_OK && settings_.offloads) {
+  if (status == PQC_OK && settings_.offloads_or_drops()) {
     status = pqc_sequence_pin(stored->sequence, kProtectionMs);
   }
   lock->lock();
-  if (status == PQC_OK && stored->history->version == version) stored->acknowledged = passed;
+  if (status != PQC_OK) {
+    // It is not known which of the rows are stored: they are passed again.
+    stored->stored = std::min(stored->stored, stored->acknowledged);
+    stored->is_longer = true;
+  } else if (stored->history->version == version) {
+    stored->acknowledged = passed;
+  }
   return status;
+}
+
+// Makes a sequence with offloaded tokens usable again, one of whose rows was refused or lost.
+void Sidecar::Repair(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
+  lock->unlock();
+  pqc_sequence_flush(stored->sequence);  // clears the error
+  lock->lock();
+  stored->stored = std::min(stored->stored, stored->acknowledged);
+  stored->is_longer = true;
+  stored->is_broken = false;
 }
 
 pqc_status Sidecar::Create(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {

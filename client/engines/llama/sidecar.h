@@ -124,6 +124,7 @@ class Sidecar {
   void Disconnect(std::unique_lock<std::mutex>* lock);
   void DropBroken(std::unique_lock<std::mutex>* lock);
   StoredHistory* NextToFill();
+  void Repair(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
   pqc_status Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
   pqc_status Create(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
   pqc_status SendChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock);

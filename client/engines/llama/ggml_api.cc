@@ -1,58 +1,15 @@
 #include "client/engines/llama/ggml_api.h"
 
-#include <dlfcn.h>
-#include <link.h>
-
 #include <cstring>
 #include <string_view>
-#include <vector>
+
+#include "client/engines/llama/loaded_functions.h"
 
 namespace pqcached::llama {
 namespace {
 
-// Handles of the loaded libraries of ggml. Programs that load llama.cpp with RTLD_LOCAL, as
-// Python's ctypes does, hide its functions from a search without a handle.
-std::vector<void*> LoadedLibraries() {
-  std::vector<std::string> paths;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* context) {
-        const std::string_view path = info->dlpi_name;
-        const std::string_view file = path.substr(path.rfind('/') + 1);
-        if (file.starts_with("libggml") && file.find("pqcached") == std::string_view::npos) {
-          static_cast<std::vector<std::string>*>(context)->emplace_back(path);
-        }
-        return 0;
-      },
-      &paths);
-  std::vector<void*> handles;
-  for (const std::string& path : paths) {
-    // The handle stays open: ggml is loaded for as long as the plug-in is.
-    if (void* handle = dlopen(path.c_str(), RTLD_NOLOAD | RTLD_NOW)) handles.push_back(handle);
-  }
-  return handles;
-}
-
-class Lookup {
- public:
-  // Sets *function to the address of `name`, and remembers the first name that is missing.
-  template <class Function>
-  void Find(const char* name, Function* function) {
-    void* address = dlsym(RTLD_DEFAULT, name);
-    for (size_t i = 0; address == nullptr && i < libraries_.size(); ++i) {
-      address = dlsym(libraries_[i], name);
-    }
-    if (address == nullptr && missing_.empty()) missing_ = name;
-    *function = reinterpret_cast<Function>(address);
-  }
-  const std::string& missing() const { return missing_; }
-
- private:
-  std::vector<void*> libraries_ = LoadedLibraries();
-  std::string missing_;
-};
-
 std::string FindAll(GgmlApi* api) {
-  Lookup lookup;
+  LoadedFunctions lookup("libggml");
   lookup.Find("ggml_version", &api->version);
   lookup.Find("ggml_op_name", &api->op_name);
   lookup.Find("ggml_init", &api->init);

@@ -17,6 +17,10 @@ endif()
 file(RELATIVE_PATH lib_from_plugins /${CMAKE_INSTALL_LIBDIR}/pqcached /${CMAKE_INSTALL_LIBDIR})
 set_target_properties(ggml_pqcached PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_plugins}")
 install(TARGETS ggml_pqcached LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/pqcached COMPONENT client)
+set_target_properties(pqcached_llama PROPERTIES EXPORT_NAME llama INSTALL_RPATH "$ORIGIN")
+install(TARGETS pqcached_llama EXPORT pqcachedTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client NAMELINK_COMPONENT client)
+install(FILES engines/llama/application/pqcached_llama.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT client)
 install(TARGETS pqcachectl pqcached-conform RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
 install(FILES include/pqcached/attach.h include/pqcached/client.h include/pqcached/status.h include/pqcached/tensor.h include/pqcached/index.h include/pqcached/names.h include/pqcached/cache_events.h include/pqcached/operation.h include/pqcached/load.h
   include/pqcached/query.h include/pqcached/decode.h include/pqcached/step.h include/pqcached/page_cache.h include/pqcached/page_cache.hpp include/pqcached/pages.h include/pqcached/positions.h include/pqcached/threads.h include/pqcached/model.h include/pqcached/progress.h include/pqcached/rows.h

@@ -98,14 +98,14 @@ def build(version, targets=LIBRARIES):
     marker.write_text("\n".join(sorted({*before, *targets})))
 
 
-def compile_program(version, program, folder):
-    """Compiles a program of this folder against a version, and returns its path in `folder`."""
+def compile_program(version, program, folder, words=()):
+    """Compiles a program of this folder against a version, with more words for the compiler, and returns its path in `folder`."""
     here = pathlib.Path(__file__).resolve().parent
-    result = pathlib.Path(folder, program)
+    result = pathlib.Path(folder, pathlib.Path(program).name)
     subprocess.run(
         ["c++", "-O1", "-std=c++20", f"-I{here.parent.parent}", f"-I{source(version)}/include", f"-I{source(version)}/ggml/include",
          here / f"{program}.cc", "-o", result, f"-L{binaries(version)}", "-lllama", "-lggml", "-lggml-base",
-         f"-Wl,-rpath,{binaries(version)}"], check=True)
+         f"-Wl,-rpath,{binaries(version)}", *words], check=True)
     return result
 
 

@@ -30,6 +30,8 @@ PQCACHED_RECORD="$work/calls" "$work/build/consumer_c" "unix://$work/nobody"
 cat "$work/log"
 [ "$status" = 0 ] && grep -q '^calls: [1-9]' "$work/log"
 
+"$work/build/consumer_llama"
+
 # llama.cpp's plug-in loads without llama.cpp, and then says that it finds no ggml. With a sanitizer, its runtime would
 # have to be loaded first.
 plugin=$(find "$work/moved" -path '*/pqcached/libggml-pqcached.so')

@@ -72,7 +72,8 @@ How to read a table:
   half of the 95 % interval over contexts.
 - **goal** is the smallest or largest acceptable value. **MISSED** goals stay in the table.
 - Names that end in `_2t` ran on two threads, `_f16` on fp16 rows; `_s10` selected a tenth of the
-  tokens, `_1024` 1024 tokens.
+  tokens, `_1024` 1024 tokens. `_avx2` limited our code to AVX2 on a machine with more, and
+  follows the row of the same name without that limit.
 - *source* marks rows that no program of `tests/figures.sh` measures, and the README that quoted
   them first. They stay until they are measured and edited by hand.
 
@@ -197,6 +198,24 @@ def table_line(row):
     return "| " + " | ".join(cell(text) for text in cells) + " |"
 
 
+LIMITED = "_avx2"  # behind the names of rows whose code was limited to that instruction set
+
+
+def with_limited_beside(rows):
+    """The rows, those of limited code behind the ones of the same name without the limit."""
+    def place(row):
+        return row["name"], row["instruction_set"]
+
+    names = {place(row) for row in rows}
+    limited = {}
+    for row in rows:
+        other = row["name"].removesuffix(LIMITED), row["instruction_set"]
+        if row["name"].endswith(LIMITED) and other in names:
+            limited[other] = row
+    moved = {place(row) for row in limited.values()}
+    return [shown for row in rows if place(row) not in moved for shown in (row, limited.get(place(row))) if shown]
+
+
 def page(rows, notes, suites=()):
     """The text of FIGURES.md."""
     by_area = {}
@@ -217,7 +236,7 @@ def page(rows, notes, suites=()):
         if area in by_area:
             lines += ["", "| name | value | goal | | spread | against | remark | machine | instruction set | date |",
                       "|---|---|---|---|---|---|---|---|---|---|"]
-            lines += [table_line(row) for row in by_area[area]]
+            lines += [table_line(row) for row in with_limited_beside(by_area[area])]
         if area in notes:
             lines += ["", "### Notes", "", notes[area]] if area in by_area else ["", notes[area]]
     lines += suite_lines(suites)

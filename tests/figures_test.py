@@ -85,6 +85,15 @@ class FiguresTest(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("\ncould not run: gpu step (goal >= 2): not run: no device\n1 of 1 goals are met, 1 could not run\n", text)
 
+    def test_rows_of_limited_code_follow_those_without_the_limit(self):
+        rows = [row("kernels", "a", 1), row("kernels", "b", 2), row("kernels", "b", 3, "neon"), row("kernels", "a_avx2", 4),
+                row("kernels", "alone_avx2", 5), row("kernels", "b_avx2", 6)]
+        shown = [(one["name"], one["instruction_set"]) for one in figures.with_limited_beside(rows)]
+        self.assertEqual(shown, [("a", "avx2"), ("a_avx2", "avx2"), ("b", "avx2"), ("b_avx2", "avx2"), ("b", "neon"),
+                                 ("alone_avx2", "avx2")])
+        text = figures.page(rows, {})
+        self.assertLess(text.index("| `a_avx2` |"), text.index("| `b` |"))
+
     def test_an_area_that_measured_something_gets_its_duration(self):
         rows = [row("kernels", "a", 1), row("gpu", "b", None)]
         timed = figures.duration_rows(rows, {"kernels": 90, "gpu": 3})

@@ -68,9 +68,10 @@ struct World {
 // What one thread writes.
 class Decoder {
  public:
-  explicit Decoder(const World& world)
-      : world_(world),
-        selector_(kGeometry, kGroup, kTokens),
+  explicit Decoder(const World& world, kernels::Exec exec = {})
+      : exec_(exec),
+        world_(world),
+        selector_(kGeometry, kGroup, kTokens, exec),
         cells_(kGroup),
         tables_(kGroup * kernels::TableFloats(kGeometry)),
         scratch_(kernels::AttendScratchBytes(Shape())),
@@ -82,12 +83,12 @@ class Decoder {
   // All rows of the head.
   void Full(uint32_t head, uint32_t query) {
     const kernels::RowSpan span = world_.rows.Span(head);
-    kernels::AttendAllRows({}, Args(query, std::span(&span, 1), {}));
+    kernels::AttendAllRows(exec_, Args(query, std::span(&span, 1), {}));
   }
 
   void Rows(uint32_t head, uint32_t query, std::span<const uint32_t> positions) {
     const kernels::RowSpan span = world_.rows.Span(head);
-    kernels::AttendRows({}, Args(query, std::span(&span, 1), positions));
+    kernels::AttendRows(exec_, Args(query, std::span(&span, 1), positions));
   }
 
   // The whole step; returns the positions.
@@ -101,11 +102,11 @@ class Decoder {
   // The whole step over rows in cell order; returns the runs.
   std::span<const kernels::RowSpan> CellStep(const CellOrder& order, uint32_t selection,
                                              uint32_t k) {
-    kernels::BuildTables({}, {kGeometry, kGroup, world_.pool.Queries(selection),
-                              world_.pool.scale(), world_.pool.centroids(), tables_});
+    kernels::BuildTables(exec_, {kGeometry, kGroup, world_.pool.Queries(selection),
+                                 world_.pool.scale(), world_.pool.centroids(), tables_});
     const std::span<const kernels::RowSpan> runs = cells_.Run(
         order, tables_.data(), k, world_.rows.Rows(selection % kHeads), RowArena::kRowBytes);
-    kernels::AttendAllRows({}, Args(selection, runs, {}));
+    kernels::AttendAllRows(exec_, Args(selection, runs, {}));
     return runs;
   }
 
@@ -142,6 +143,7 @@ class Decoder {
     return args;
   }
 
+  kernels::Exec exec_;
   const World& world_;
   Selector selector_;
   CellSelect cells_;
@@ -167,8 +169,9 @@ void CheckOutput(Decoder& decoder, uint32_t head, uint32_t query,
   Require(largest > 0.0f && difference <= 1e-2f * largest, what);
 }
 
-void Check(const World& world) {
-  Decoder decoder(world);
+void Check(const World& world, CodeLevel level) {
+  if (!CanRun(level)) return;
+  Decoder decoder(world, ExecOf(level));
   std::vector<uint32_t> all(kTokens);
   std::iota(all.begin(), all.end(), 0u);
   decoder.Full(1, 1);
@@ -199,9 +202,14 @@ void Check(const World& world) {
 // Every thread works on its own heads.
 class Bench {
  public:
-  Bench(const World& world, int threads)
-      : world_(world), rounds_(threads), heads_(kHeads / static_cast<uint32_t>(threads)) {
-    for (int i = 0; i < threads; ++i) decoders_.push_back(std::make_unique<Decoder>(world));
+  Bench(const World& world, int threads, CodeLevel level)
+      : world_(world),
+        level_(level),
+        rounds_(threads),
+        heads_(kHeads / static_cast<uint32_t>(threads)) {
+    for (int i = 0; i < threads; ++i) {
+      decoders_.push_back(std::make_unique<Decoder>(world, ExecOf(level)));
+    }
   }
 
   // visit(decoder, selection) for `count` selections a round.
@@ -257,7 +265,7 @@ class Bench {
         Add("plain attention alone, k = 1/10", 8, [this](Decoder& decoder, uint32_t selection) {
           decoder.NaiveRows(selection % kHeads, selection, world_.positions[selection]);
         });
-    rounds_.Run(report.rounds());
+    if (CanRun(level_)) rounds_.Run(report.rounds());
 
     const char* ideal = "reading all keys and values once at full speed";
     AddFigure(report, "attend_s10_vs_ideal", ideal, 3.0, tenth, read);
@@ -287,10 +295,11 @@ class Bench {
     if (rounds_.threads() == 2) name += "_2t";
     // Goals stand for bf16 rows and one thread; the rest is reported.
     if (world_.rows.dtype() == DType::kF16 || rounds_.threads() == 2) goal.reset();
-    report.Add({name, "x", against, Better::kHigher, goal}, rounds_.Speedup(entry, other));
+    report.AddSpeedup(level_, {name, "x", against, Better::kHigher, goal}, rounds_, entry, other);
   }
 
   const World& world_;
+  CodeLevel level_;
   Rounds rounds_;
   uint32_t heads_;  // of one thread
   std::vector<std::unique_ptr<Decoder>> decoders_;
@@ -306,8 +315,9 @@ int main(int argc, char** argv) {
   World world;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     world.rows.Fill(dtype, 3);
-    Check(world);
-    for (const int threads : {1, 2}) Bench(world, threads).Run(report);
+    for (const CodeLevel level : {CodeLevel::kBest, CodeLevel::kAvx2}) Check(world, level);
+    for (const int threads : {1, 2}) Bench(world, threads, CodeLevel::kBest).Run(report);
+    Bench(world, 1, CodeLevel::kAvx2).Run(report);
   }
   return report.Finish();
 }

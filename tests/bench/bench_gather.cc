@@ -44,8 +44,9 @@ struct World {
 // What one thread writes.
 class Worker {
  public:
-  explicit Worker(const World& world)
-      : world_(world),
+  explicit Worker(const World& world, kernels::Exec exec)
+      : exec_(exec),
+        world_(world),
         target_(kTenth * kRowBytes),
         scores_(size_t{kGroup} * kTokens * sizeof(float)),
         scratch_(kernels::ExactScoreScratchBytes(kGroup, kDim)) {}
@@ -62,7 +63,7 @@ class Worker {
       args.positions = std::span(all).subspan(i, std::min<size_t>(batch, all.size() - i));
       args.target_stride_bytes = part_bytes;
       args.target = target_.bytes();
-      kernels::GatherRows({}, args);
+      kernels::GatherRows(exec_, args);
     }
   }
 
@@ -78,21 +79,23 @@ class Worker {
     args.score_stride = kTokens;
     args.scores = scores();
     args.scratch = scratch_;
-    kernels::ExactScores({}, args);
+    kernels::ExactScores(exec_, args);
   }
 
   std::span<float> scores() const { return {scores_.As<float>(), size_t{kGroup} * kTokens}; }
   const std::byte* target() const { return target_.data(); }
 
  private:
+  kernels::Exec exec_;
   const World& world_;
   HugeBuffer target_;
   HugeBuffer scores_;
   std::vector<std::byte> scratch_;
 };
 
-void Check(const World& world) {
-  Worker worker(world);
+void Check(const World& world, CodeLevel level) {
+  if (!CanRun(level)) return;
+  Worker worker(world, ExecOf(level));
   for (const size_t part : {kRowBytes, kKeyBytes}) {
     worker.Gather(1, part, kTenth);
     bool equal = true;
@@ -116,9 +119,11 @@ void Check(const World& world) {
   }
 }
 
-void Run(const World& world, int threads, Report& report) {
+void Run(const World& world, int threads, CodeLevel level, Report& report) {
   std::vector<std::unique_ptr<Worker>> workers;
-  for (int i = 0; i < threads; ++i) workers.push_back(std::make_unique<Worker>(world));
+  for (int i = 0; i < threads; ++i) {
+    workers.push_back(std::make_unique<Worker>(world, ExecOf(level)));
+  }
   const uint32_t share = kHeads / static_cast<uint32_t>(threads);
   std::atomic<uint64_t> sink{0};
   Rounds rounds(threads);
@@ -145,13 +150,14 @@ void Run(const World& world, int threads, Report& report) {
           [](Worker& worker, uint32_t head) { worker.Gather(head, kKeyBytes, kStagedRows); });
   const size_t exact = add("exact scores, 4 heads", 4, kTokens * kKeyBytes,
                            [](Worker& worker, uint32_t head) { worker.Score(head); });
-  rounds.Run(report.rounds());
+  if (CanRun(level)) rounds.Run(report.rounds());
 
   const std::string suffix = threads == 1 ? "_1t" : "_2t";
   const std::string plain = threads == 1 ? "" : "_2t";
   const char* against = "streaming read, in bytes a second";
   const auto figure = [&](std::string name, std::optional<double> goal, size_t entry) {
-    report.Add({std::move(name), "x", against, Better::kHigher, goal}, rounds.Speedup(entry, read));
+    report.AddSpeedup(level, {std::move(name), "x", against, Better::kHigher, goal}, rounds, entry,
+                      read);
   };
   figure("gather512_vs_stream" + suffix, 0.40, staged);
   figure("gather256_vs_stream" + suffix, std::nullopt, keys);
@@ -165,7 +171,8 @@ int main(int argc, char** argv) {
   using namespace pqcached::bench;
   Report report(argc, argv, 25);
   const World world;
-  Check(world);
-  for (const int threads : {1, 2}) Run(world, threads, report);
+  for (const CodeLevel level : {CodeLevel::kBest, CodeLevel::kAvx2}) Check(world, level);
+  for (const int threads : {1, 2}) Run(world, threads, CodeLevel::kBest, report);
+  Run(world, 1, CodeLevel::kAvx2, report);
   return report.Finish();
 }

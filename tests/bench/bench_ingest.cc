@@ -68,20 +68,22 @@ kernels::IngestArgs Args(const World& world, uint32_t head) {
   return args;
 }
 
-kernels::IngestResult Ingest(const World& world, uint32_t head, DType row_dtype) {
+kernels::IngestResult Ingest(const World& world, kernels::Exec exec, uint32_t head,
+                             DType row_dtype) {
   kernels::IngestArgs args = Args(world, head);
   args.row_dtype = row_dtype;
-  return kernels::IngestRows({}, args);
+  return kernels::IngestRows(exec, args);
 }
 
-kernels::IngestResult IngestInt8(const World& world, uint32_t head) {
+kernels::IngestResult IngestInt8(const World& world, kernels::Exec exec, uint32_t head) {
   kernels::IngestArgs args = Args(world, head);
   args.row_stride_bytes = kernels::Int8RowBytes(kDim, kDim);
-  return kernels::IngestInt8Rows({}, args);
+  return kernels::IngestInt8Rows(exec, args);
 }
 
 // The tokens of one piece, all heads.
-kernels::IngestResult IngestPiece(const World& world, uint32_t piece, DType row_dtype) {
+kernels::IngestResult IngestPiece(const World& world, kernels::Exec exec, uint32_t piece,
+                                  DType row_dtype) {
   std::array<std::byte*, kHeads> rows;
   for (uint32_t head = 0; head < kHeads; ++head) {
     rows[head] = world.rows.data() + head * kHeadBytes + piece * (kHeadBytes / kPieces);
@@ -100,26 +102,26 @@ kernels::IngestResult IngestPiece(const World& world, uint32_t piece, DType row_
   args.row_dtype = row_dtype;
   args.row_stride_bytes = 2 * kPartBytes;
   args.rows = rows;
-  return kernels::IngestHeads({}, args);
+  return kernels::IngestHeads(exec, args);
 }
 
 // As many bytes, from the same memory to the same memory.
-void CopyPiece(const World& world, uint32_t piece) {
+void CopyPiece(const World& world, kernels::Exec exec, uint32_t piece) {
   std::span<std::byte> to = world.rows.bytes().subspan(piece * kPieceBytes, kPieceBytes);
   for (const HugeBuffer* from : {&world.keys, &world.values}) {
     constexpr size_t kBytes = kPieceBytes / 2;
-    kernels::StreamRows({}, {.rows = from->data() + piece * kBytes,
-                             .row_stride_bytes = kBytes,
-                             .row_bytes = kBytes,
-                             .row_count = 1,
-                             .target = to.first(kBytes)});
+    kernels::StreamRows(exec, {.rows = from->data() + piece * kBytes,
+                               .row_stride_bytes = kBytes,
+                               .row_bytes = kBytes,
+                               .row_count = 1,
+                               .target = to.first(kBytes)});
     to = to.subspan(kBytes);
   }
 }
 
-void CheckPieces(const World& world, DType row_dtype) {
+void CheckPieces(const World& world, kernels::Exec exec, DType row_dtype) {
   for (uint32_t piece = 0; piece < kPieces; ++piece) {
-    Require(IngestPiece(world, piece, row_dtype).ok(), "ingest of all heads");
+    Require(IngestPiece(world, exec, piece, row_dtype).ok(), "ingest of all heads");
   }
   std::array<std::byte, 2 * kPartBytes> expected;
   for (size_t t = 0; t < kTokens; t += 101) {
@@ -135,8 +137,10 @@ void CheckPieces(const World& world, DType row_dtype) {
   }
 }
 
-void Check(const World& world) {
-  const kernels::IngestResult result = Ingest(world, 1, DType::kF16);
+void Check(const World& world, CodeLevel level) {
+  if (!CanRun(level)) return;
+  const kernels::Exec exec = ExecOf(level);
+  const kernels::IngestResult result = Ingest(world, exec, 1, DType::kF16);
   const std::span<const std::byte> rows = world.rows.bytes().subspan(kHeadBytes, kHeadBytes);
   Require(result.ok() && result.crc == kernels::Crc32c({kernels::Level::kReference}, rows),
           "ingest and its checksum");
@@ -147,19 +151,20 @@ void Check(const World& world) {
                 std::memcmp(row + kPartBytes, world.values.data() + from, kPartBytes) == 0,
             "ingested rows");
   }
-  const kernels::IngestResult int8 = IngestInt8(world, 1);
+  const kernels::IngestResult int8 = IngestInt8(world, exec, 1);
   const size_t int8_bytes = kTokens * kernels::Int8RowBytes(kDim, kDim);
   Require(int8.ok() &&
               int8.crc == kernels::Crc32c({kernels::Level::kReference}, rows.first(int8_bytes)),
           "ingest to int8 and its checksum");
-  for (const DType row_dtype : {DType::kF16, DType::kBf16}) CheckPieces(world, row_dtype);
-  CopyPiece(world, 1);
+  for (const DType row_dtype : {DType::kF16, DType::kBf16}) CheckPieces(world, exec, row_dtype);
+  CopyPiece(world, exec, 1);
   Require(std::memcmp(world.rows.data() + kPieceBytes, world.keys.data() + kPieceBytes / 2,
                       kPieceBytes / 2) == 0,
           "non-temporal copy");
 }
 
-void Run(const World& world, int threads, Report& report) {
+void Run(const World& world, int threads, CodeLevel level, Report& report) {
+  const kernels::Exec exec = ExecOf(level);
   const uint32_t share = kHeads / static_cast<uint32_t>(threads);
   std::atomic<uint64_t> sink{0};
   Rounds rounds(threads);
@@ -179,18 +184,18 @@ void Run(const World& world, int threads, Report& report) {
     std::memcpy(to + kHeadBytes / 2, world.values.data() + head * (kHeadBytes / 2), kHeadBytes / 2);
   });
   const size_t same = add("ingest fp16 to fp16", share / 2, [&](uint32_t head) {
-    sink = sink + Ingest(world, head, DType::kF16).crc;
+    sink = sink + Ingest(world, exec, head, DType::kF16).crc;
   });
   const size_t convert = add("ingest fp16 to bf16", share / 2, [&](uint32_t head) {
-    sink = sink + Ingest(world, head, DType::kBf16).crc;
+    sink = sink + Ingest(world, exec, head, DType::kBf16).crc;
   });
   const size_t int8 = add("ingest fp16 to int8", share / 2,
-                          [&](uint32_t head) { sink = sink + IngestInt8(world, head).crc; });
+                          [&](uint32_t head) { sink = sink + IngestInt8(world, exec, head).crc; });
   const size_t read = add("read", share, [&](uint32_t head) {
     sink = sink + StreamRead(world.rows.data() + head * kHeadBytes, kHeadBytes);
   });
   const size_t crc = add("crc32c", share, [&](uint32_t head) {
-    sink = sink + kernels::Crc32c({}, world.rows.bytes().subspan(head * kHeadBytes, kHeadBytes));
+    sink = sink + kernels::Crc32c(exec, world.rows.bytes().subspan(head * kHeadBytes, kHeadBytes));
   });
   // visit(piece) for half of a thread's pieces a round: as many bytes as half of its heads.
   const uint32_t pieces = kPieces / static_cast<uint32_t>(threads);
@@ -205,19 +210,19 @@ void Run(const World& world, int threads, Report& report) {
                       });
   };
   const size_t copy_pieces = add_pieces("non-temporal copy of the same bytes",
-                                        [&](uint32_t piece) { CopyPiece(world, piece); });
+                                        [&](uint32_t piece) { CopyPiece(world, exec, piece); });
   const size_t heads_same = add_pieces("ingest of all heads, fp16 to fp16", [&](uint32_t piece) {
-    sink = sink + IngestPiece(world, piece, DType::kF16).bad_token;
+    sink = sink + IngestPiece(world, exec, piece, DType::kF16).bad_token;
   });
   const size_t heads_convert = add_pieces("ingest of all heads, fp16 to bf16", [&](uint32_t piece) {
-    sink = sink + IngestPiece(world, piece, DType::kBf16).bad_token;
+    sink = sink + IngestPiece(world, exec, piece, DType::kBf16).bad_token;
   });
-  rounds.Run(report.rounds());
+  if (CanRun(level)) rounds.Run(report.rounds());
 
   const std::string suffix = threads == 1 ? "" : "_2t";
   const auto figure = [&](const char* name, const char* against, size_t entry, size_t other) {
-    report.Add({name + suffix, "x", against, Better::kHigher, std::nullopt},
-               rounds.Speedup(entry, other));
+    report.AddSpeedup(level, {name + suffix, "x", against, Better::kHigher, std::nullopt}, rounds,
+                      entry, other);
   };
   figure("ingest_f16_vs_memcpy", "memcpy of as many bytes", same, copy);
   figure("ingest_f16_to_bf16_vs_memcpy", "memcpy of as many bytes", convert, copy);
@@ -236,7 +241,8 @@ int main(int argc, char** argv) {
   using namespace pqcached::bench;
   Report report(argc, argv, 7);
   const World world;
-  Check(world);
-  for (const int threads : {1, 2}) Run(world, threads, report);
+  for (const CodeLevel level : {CodeLevel::kBest, CodeLevel::kAvx2}) Check(world, level);
+  for (const int threads : {1, 2}) Run(world, threads, CodeLevel::kBest, report);
+  Run(world, 1, CodeLevel::kAvx2, report);
   return report.Finish();
 }

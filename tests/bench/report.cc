@@ -8,8 +8,8 @@
 #include <cstring>
 #include <fstream>
 #include <string>
-
-#include "kernels/base/exec.h"
+#include <string_view>
+#include <utility>
 
 namespace pqcached::bench {
 namespace {
@@ -58,6 +58,15 @@ std::string NumberOrNull(const std::optional<Stat>& stat, double Stat::*member) 
 
 }  // namespace
 
+bool CanRun(CodeLevel level) {
+  return level == CodeLevel::kBest || kernels::HasLevel(kernels::Level::kAvx2);
+}
+
+kernels::Exec ExecOf(CodeLevel level) {
+  if (level == CodeLevel::kBest || !CanRun(level)) return {};
+  return {kernels::Level::kAvx2};
+}
+
 Report::Report(int argc, char** argv, int default_rounds, std::string area)
     : area_(std::move(area)), rounds_(default_rounds) {
   for (int i = 1; i < argc; ++i) {
@@ -89,6 +98,20 @@ void Report::Add(const Figure& figure, const Stat& stat) {
               figure.unit.c_str(), stat.spread, goal.c_str());
   std::fflush(stdout);
   rows_.push_back({figure, stat});
+}
+
+void Report::AddSpeedup(CodeLevel level, Figure figure, const Rounds& rounds, size_t entry,
+                        size_t other) {
+  if (level == CodeLevel::kAvx2) {
+    figure.name += "_avx2";
+    figure.against += "; our code limited to AVX2";
+    figure.goal.reset();
+  }
+  if (CanRun(level)) {
+    Add(figure, rounds.Speedup(entry, other));
+  } else {
+    AddAbsent(figure, "no AVX2");
+  }
 }
 
 void Report::AddAbsent(const Figure& figure, const std::string& reason) {

@@ -2,15 +2,27 @@
 #ifndef PQCACHED_TESTS_BENCH_REPORT_H_
 #define PQCACHED_TESTS_BENCH_REPORT_H_
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/base/exec.h"
 #include "tests/bench/rounds.h"
 
 namespace pqcached::bench {
 
 enum class Better { kHigher, kLower };
+
+// The instruction set of our code in a part of a bench: the best one, or AVX2, so that machines
+// with AVX-512 show what others reach.
+enum class CodeLevel { kBest, kAvx2 };
+
+// Whether this machine can run code of the level.
+bool CanRun(CodeLevel level);
+
+// The best instruction set where CanRun(level) is false: entries are then added, but not run.
+kernels::Exec ExecOf(CodeLevel level);
 
 struct Figure {
   std::string name;
@@ -30,6 +42,10 @@ class Report {
   int rounds() const { return rounds_; }
 
   void Add(const Figure& figure, const Stat& stat);
+
+  // How many times faster `entry` is than `other`. Figures of kAvx2 have no goal and "_avx2" behind
+  // their name, and are absent where this machine cannot run them.
+  void AddSpeedup(CodeLevel level, Figure figure, const Rounds& rounds, size_t entry, size_t other);
 
   // A figure that could not be measured here.
   void AddAbsent(const Figure& figure, const std::string& reason);

@@ -202,12 +202,13 @@ struct Entries {
   std::atomic<uint64_t> sink{0};
 };
 
-// Limited to AVX2, the figure beside the read is one of BenchAvx2.
+// Limited to AVX2, the figures beside the read are some of BenchAvx2.
 void RunM2B6(const CodeArena& arena, const QueryPool& pool, const std::vector<FaissPeer>& peers,
              int threads, CodeLevel level, Report& report) {
   Entries entries(arena, pool, threads, ExecOf(level));
   const size_t read = entries.AddRead();
   const size_t single = entries.AddSelect("select m2b6, 1 head", 1, kTenth, 1024);
+  const size_t small = entries.AddSelect("select m2b6, 1 head, k = 1024", 1, kSmallK, 1024);
   const size_t build =
       entries.AddBuildAndSelect("build tables, select m2b6, 1 head", 1, kTenth, 512);
   const size_t naive = entries.AddNaive("plain loops, 1 head", 1, 12);
@@ -224,6 +225,9 @@ void RunM2B6(const CodeArena& arena, const QueryPool& pool, const std::vector<Fa
   if (level == CodeLevel::kBest) {
     report.Add(figure("select_m2b6_single_vs_read", "plain read of the code planes", 0.65),
                rounds.Speedup(single, read));
+    report.Add({Named("select_m2b6_single_1024_vs_read", threads), "x",
+                "plain read of the code planes", Better::kHigher, std::nullopt},
+               rounds.Speedup(small, read));
   }
   report.AddSpeedup(level,
                     figure("select_m2b6_single_vs_naive", "plain float scores and nth_element", 40),
@@ -309,6 +313,9 @@ void BenchM4B8(Report& report) {
     const size_t read = entries.AddRead();
     const size_t single = entries.AddSelect("select m4b8, 1 head", 1, kTenth, 256);
     const size_t group = entries.AddSelect("select m4b8, 4 heads", kGroup, kTenth, 128);
+    const size_t single_small = entries.AddSelect("select m4b8, 1 head, k = 1024", 1, kSmallK, 256);
+    const size_t group_small =
+        entries.AddSelect("select m4b8, 4 heads, k = 1024", kGroup, kSmallK, 128);
     entries.rounds.Run(report.rounds());
     const char* against = "plain read of the code planes";
     report.Add({Named("select_m4b8_single_vs_read", threads), "x", against, Better::kHigher,
@@ -317,6 +324,12 @@ void BenchM4B8(Report& report) {
     report.Add({Named("select_m4b8_group4_vs_read", threads), "x", against, Better::kHigher,
                 GoalOf(0.10, threads)},
                entries.rounds.Speedup(group, read));
+    report.Add({Named("select_m4b8_single_1024_vs_read", threads), "x", against, Better::kHigher,
+                std::nullopt},
+               entries.rounds.Speedup(single_small, read));
+    report.Add({Named("select_m4b8_group4_1024_vs_read", threads), "x", against, Better::kHigher,
+                std::nullopt},
+               entries.rounds.Speedup(group_small, read));
   }
 }
 

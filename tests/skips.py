@@ -38,7 +38,7 @@ REQUIREMENTS = {
     "smollm2": "SmolLM2-135M, fetched by tests/quality/pretrained.py --model",
     "systemd": "systemd's tools and libseccomp",
     "torch": "PyTorch (Debian: python3-torch)",
-    "transformers": "transformers (PyPI)",
+    "transformers": "torch and transformers, installed by tests/quality/pretrained.py --packages",
 }
 LINE = re.compile(r"\bSKIPPED (\w+): (.*)")
 # LeakSanitizer's tracer ended early (see CMakeLists.txt), which is all that the output says.

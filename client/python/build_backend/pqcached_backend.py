@@ -52,7 +52,7 @@ def metadata():
 
 def sources():
     package = ROOT / NAME
-    return [path for path in sorted(package.iterdir()) if path.suffix == ".py" or path.name == "py.typed"]
+    return [path for path in sorted(package.rglob("*")) if path.suffix == ".py" or path.name == "py.typed"]
 
 
 def write_wheel(directory, tag, files):
@@ -95,7 +95,7 @@ def get_requires_for_build_sdist(config_settings=None):
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     libraries = find_libraries(config_settings)
-    files = {f"{NAME}/{path.name}": path.read_bytes() for path in sources()}
+    files = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources()}
     files.update({f"{NAME}/lib/{path.name}": path.read_bytes() for path in libraries})
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     return write_wheel(wheel_directory, f"py3-none-{platform if libraries else 'any'}", files)

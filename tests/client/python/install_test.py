@@ -67,7 +67,7 @@ class BackendTest(FolderTest):
         wheel = Backend(self.folder).build("build_wheel")
         self.assertEqual(wheel.name, "pqcached-0.1.0-py3-none-any.whl")
         names, first = self.names(wheel), wheel.read_bytes()
-        self.assertLessEqual({"pqcached/__init__.py", "pqcached/py.typed", "pqcached/transformers.py",
+        self.assertLessEqual({"pqcached/__init__.py", "pqcached/py.typed", "pqcached/transformers/__init__.py",
                               "pqcached-0.1.0.dist-info/RECORD"}, names)
         self.assertFalse([name for name in names if ".so" in name or "cache__" in name])
         self.assertEqual(Backend(self.folder).build("build_wheel").read_bytes(), first)

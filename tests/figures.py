@@ -27,7 +27,7 @@ KEYS = ["area", "name", "value", "unit", "better", "goal", "against", "samples",
 PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
 
 # What tests/figures.sh measures.
-RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "systems", "llama", "recovery", "gpu"]
+RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "systems", "llama", "transformers", "recovery", "gpu"]
 # Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
 AREAS = {
     "house": "Prose and size of the tree",
@@ -40,6 +40,7 @@ AREAS = {
     "local": "Client and sidecar on one host",
     "engine": "What an engine gains: shared turns, exact attention, waits",
     "llama": "llama.cpp with the plug-in, beside llama.cpp",
+    "transformers": "Models in Hugging Face Transformers, beside its own cache",
     "ingest by hand": "Ingest, measured by hand",
     "store by hand": "Store, measured by hand",
     "recovery": "Faults survived, and what was lost",
@@ -47,7 +48,7 @@ AREAS = {
 }
 
 # Areas whose rows come from more than one run: there a run replaces only the rows that it names.
-IN_PARTS = {"house", "engine", "llama", "recovery", "systems"}
+IN_PARTS = {"house", "engine", "llama", "recovery", "systems", "transformers"}
 
 HEAD = """\
 # Figures

@@ -2,8 +2,8 @@
 # Measures every figure that the project claims in one run, prints a table and how long each area took, and updates
 # tests/FIGURES.md.
 #   tests/figures.sh [--json FILE] [--no-page] [--check] [--skip-packages] [AREA...]
-#   areas: house quality kernels local engine judge systems llama recovery gpu (default: all), and `build`, which runs only when
-#   it is named: how long builds take, as rows of `house`. --no-page leaves the page and its data alone.
+#   areas: house quality kernels local engine judge systems llama transformers recovery gpu (default: all), and `build`, which runs
+#   only when it is named: how long builds take, as rows of `house`. --no-page leaves the page and its data alone.
 #
 # A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could
 # not run here has value null and the reason in `against`. Missed goals are printed like the others; the
@@ -22,12 +22,12 @@ while [ $# -gt 0 ]; do
     --check) check=1 ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    house|build|quality|kernels|local|engine|judge|systems|llama|recovery|gpu) areas+=("$1") ;;
+    house|build|quality|kernels|local|engine|judge|systems|llama|transformers|recovery|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#areas[@]} -gt 0 ] || areas=(house quality kernels local engine judge systems llama recovery gpu)
+[ ${#areas[@]} -gt 0 ] || areas=(house quality kernels local engine judge systems llama transformers recovery gpu)
 
 benches=
 for area in "${areas[@]}"; do
@@ -92,6 +92,11 @@ for area in "${areas[@]}"; do
   if [ "$area" = llama ]; then
     echo "== llama: decoding with long contexts, beside plain llama.cpp" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/llama/llama_rows.py build/bench --json "$rows/llama.json" >&2
+  fi
+  if [ "$area" = transformers ]; then
+    echo "== transformers: SmolLM2 in Transformers, with our cache and its own" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/transformers/hf_rows.py build/bench \
+      --json "$rows/transformers.json" >&2
   fi
   if [ "$area" = systems ]; then
     echo "== systems: the attention mass that whole rotary pairs gain" >&2

@@ -18,6 +18,7 @@ REQUIREMENTS = {
     "abidiff": "abidiff (Debian: abigail-tools), and a build without a sanitizer",
     "asan": "a build with AddressSanitizer",
     "freezer_cgroup": "a writable freezer of cgroup version 1, and root",
+    "gemma": "Gemma 3 270M, fetched by tests/quality/pretrained.py --gemma",
     "gpu": "a GPU, and nvcc to compile for it",
     "grpc": "a build with gRPC (PQCACHED_RPC)",
     "handlers": "a build with the handlers of the rpcs (PQCACHED_HANDLERS)",

@@ -86,6 +86,27 @@ def tokens(*shape, seed=1):
     return torch.randint(2, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
 
 
+def torch_bytes(*roots):
+    """Bytes of the memory behind all tensors that are reachable from objects of this package and of Transformers."""
+    seen, memory, waiting = set(), {}, list(roots)
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            storage = one.untyped_storage()
+            memory[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            waiting += one
+        elif type(one).__module__.split(".")[0] in ("pqcached", "transformers") and not isinstance(one, transformers.PretrainedConfig):
+            waiting += getattr(one, "__dict__", {}).values()
+            waiting += [getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name)]
+    return sum(memory.values())
+
+
 class HfTest(DaemonTest):
     """A model with the engine's attention, `stock`, and one with ours."""
 

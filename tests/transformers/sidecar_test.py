@@ -13,7 +13,7 @@ import unittest
 import unittest.mock
 
 import models  # first
-from models import ALL_BY_INDEX, TOLERANCE, HfTest, Index, hf, needs_transformers, one_by_one, pqcached, select, tokens
+from models import ALL_BY_INDEX, TOLERANCE, HfTest, Index, hf, needs_transformers, one_by_one, pqcached, select, tokens, torch_bytes
 
 from daemon import running
 
@@ -22,31 +22,6 @@ if models.is_installed():
 
 IS_LONG = os.environ.get("PQCACHED_TRANSFORMERS_LONG", "0") != "0"
 PQ = {"index": Index.pq(4, 8), "index_tokens": 64}
-
-
-def torch_bytes(*roots):
-    """Bytes of the memory behind all tensors that are reachable from objects of this package and of Transformers."""
-    seen, memory, waiting = set(), {}, list(roots)
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, torch.Tensor):
-            storage = one.untyped_storage()
-            memory[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, (list, tuple, set)):
-            waiting += one
-        elif type(one).__module__.split(".")[0] in ("pqcached", "transformers") and not isinstance(one, transformers_config()):
-            waiting += getattr(one, "__dict__", {}).values()
-            waiting += [getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name)]
-    return sum(memory.values())
-
-
-def transformers_config():
-    return models.transformers.PretrainedConfig
 
 
 @needs_transformers

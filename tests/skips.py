@@ -31,6 +31,7 @@ REQUIREMENTS = {
     "loop_device": "the right to mount an image of ext4, and mkfs.ext4",
     "memory_cgroup": "a writable memory controller of cgroup version 1, and root",
     "memory_cgroup_v2": "a writable memory controller of cgroup version 2, and root",
+    "mypy": "mypy (Debian: mypy)",
     "namespaces": "the right to make namespaces and to mount in them",
     "no_gpu": "a machine without a GPU",
     "pip": "pip or ensurepip (Debian: python3-venv)",

@@ -16,6 +16,7 @@ pqcached.Error, with one subclass per status, or TypeError for an argument of a 
 Positions are absolute token positions.
 """
 
+from ._abi import PQC_THREADS_CALLER as THREADS_CALLER, PQC_TIMEOUT_POLL as TIMEOUT_POLL
 from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
 from ._cache_events import CacheEvent, CacheEvents, PrefixKeys
 from ._client import Cache, Client
@@ -46,9 +47,17 @@ def library_path() -> str:
 
 
 __all__ = [
-    "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "CacheEvent", "CacheEventKind", "CacheEvents", "Cancelled", "Client",
-    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind", "IndexParameter", "IndexType",
-    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound", "OutOfRange", "PageCache", "PageOutcome", "Paged", "PagedSlots", "Path", "PathChoice",
-    "PermissionDenied", "PrefixKeys", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "SubspaceLayout", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of", "library_path", "merge", "merge_tensors",
+    "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind",
+    "BuildProgress", "Cache", "CacheEvent", "CacheEventKind", "CacheEvents", "Cancelled",
+    "Client", "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device",
+    "Error", "Event", "EventKind", "FailedPrecondition", "Gpu", "GpuCounts", "GpuPolicy",
+    "GpuStep", "GroupRule", "HeadRule", "Index", "IndexKind", "IndexParameter", "IndexType",
+    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "Load", "LogBase", "NotFound",
+    "OutOfRange", "PageCache", "PageOutcome", "Paged", "PagedSlots", "Path", "PathChoice",
+    "PermissionDenied", "PrefixKeys", "PreparedAttention", "Progress", "Rank",
+    "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages",
+    "SubspaceLayout", "THREADS_CALLER", "TIMEOUT_POLL", "Tensor", "TokenNames",
+    "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "groups_of",
+    "library_path", "merge", "merge_tensors",
 ]

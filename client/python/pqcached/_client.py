@@ -33,7 +33,8 @@ class Client(EventSource):
     tenant: owner of the caches.
     client_name: human-readable name; the program's name when empty.
     timeout_ms: of each call except build_index; 0 = 10000.
-    thread_count: threads for the kernels that run in this process; 0 = all cores.
+    thread_count: threads for the kernels that run in this process; 0 = all cores, THREADS_CALLER =
+    only the calling thread.
     path: access to the rows; ONLY_LOCAL raises Unavailable, with the reason, if it is not possible.
     rpc_library_path: libpqcached_rpc.so; empty = in the folder of libpqcached_client.so, then where
     the loader searches.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, Dict, Type
+from typing import ClassVar, Dict, Optional, Type
 
 from . import _abi as abi
 
@@ -35,7 +35,8 @@ class Error(Exception):
 
     `status` is the code, `message` the readable reason with the field and its limit, `field` the path of the
     refused field ("selection.ratio", or ""), `retry_ms` the time in milliseconds after which a
-    repetition may succeed (0: repeating the call is not worthwhile).
+    repetition may succeed (0: repeating the call is not worthwhile), and `retry_after` the same time
+    in seconds (None: repeating is not worthwhile).
     """
 
     status: ClassVar[Status] = Status.UNKNOWN
@@ -45,6 +46,10 @@ class Error(Exception):
         self.message = message
         self.field = field
         self.retry_ms = retry_ms
+
+    @property
+    def retry_after(self) -> Optional[float]:
+        return self.retry_ms / 1000 if self.retry_ms else None
 
     @classmethod
     def about(cls, field: str, text: str) -> Error:

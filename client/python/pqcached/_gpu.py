@@ -43,17 +43,18 @@ class GpuStep(Step):
     """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
     attend, attend_range, attend_positions, decode, topk_on_gpu and topk_pages_on_gpu return when their work is
-    launched; end waits for it, and takes rows on the device or on the host.
+    launched; end waits for it, and takes rows on the device or on the host. They raise Unimplemented
+    for a log_base other than natural.
     """
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
-               out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+               out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Like Step.attend, into `out`: (output, lse), contiguous float32 on the device. Uses the
         step's selection.
         """
         if out is None or selection is not None:
             raise InvalidArgument.about("out", "must be arrays on the device, and selection None, in a step on a GPU")
-        attention, held = self._device_attention(layer, out)
+        attention, held = self._device_attention(layer, out, log_base)
         found = StepAttention(out[0], out[1], np.empty(len(self._items), np.uint32))
         attention.counts = found.counts.ctypes.data
         borrowed = tensor("queries", queries)
@@ -65,7 +66,7 @@ class GpuStep(Step):
 
     def decode(self, layer: int, queries: ArrayLike, keys: Optional[ArrayLike] = None,
                values: Optional[ArrayLike] = None, selection: Optional[Selection] = None, *,
-               out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+               out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Like Step.decode, with all arrays on the device, in a step that began with decodes=True.
         keys and values have contiguous dims; `out` is as in attend, and its lse may be None. Uses
         the step's selection.
@@ -76,7 +77,7 @@ class GpuStep(Step):
             raise InvalidArgument.about("out", "must be arrays on the device, and selection None, in a step on a GPU")
         if keys is None or values is None:
             raise InvalidArgument.about("keys" if keys is None else "values", "must not be None")
-        attention, held = self._device_attention(layer, out)
+        attention, held = self._device_attention(layer, out, log_base)
         found = StepAttention(out[0], out[1], np.empty(len(self._items), np.uint32))
         attention.counts = found.counts.ctypes.data
         borrowed, k, v = tensor("queries", queries), tensor("keys", keys), tensor("values", values)
@@ -87,7 +88,7 @@ class GpuStep(Step):
         return found
 
     def attend_range(self, layer: int, queries: ArrayLike, ranges: Any, *,
-                     out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+                     out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Like Step.attend_range, with all arrays on the device: ranges are 64-bit integers [items, 2],
         begin and end, and `out` is as in attend.
 
@@ -97,7 +98,7 @@ class GpuStep(Step):
         if out is None:
             raise InvalidArgument.about("out", "must be arrays on the device in a step on a GPU")
         at, held_ranges = device_uint64s("ranges", ranges, (len(self._items), 2))
-        attention, held = self._device_attention(layer, out)
+        attention, held = self._device_attention(layer, out, log_base)
         borrowed = tensor("queries", queries)
         with self._handle as step:
             check(self._library.pqc_step_attend_range(step, uint32("layer", layer), byref(borrowed.c),
@@ -108,7 +109,7 @@ class GpuStep(Step):
 
     def attend_positions(self, layer: int, queries: Optional[ArrayLike], positions: Any,
                          lengths: Optional[Any] = None, *, logits: Optional[ArrayLike] = None,
-                         out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+                         out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Like Step.attend_positions, with all arrays on the device: positions and lengths are 32-bit
         integers, contiguous, of at most selected_capacity positions in a list, and `out` is as in
         attend.
@@ -136,7 +137,7 @@ class GpuStep(Step):
                 raise InvalidArgument.about("lists.lengths", f"shape {lengths_shape}, must be [items]")
             lengths_at, held_lengths = device_uint32s("lengths", lengths, lengths_shape)
             lists.lengths = ctypes.cast(lengths_at, ctypes.POINTER(ctypes.c_uint32))
-        attention, held = self._device_attention(layer, out)
+        attention, held = self._device_attention(layer, out, log_base)
         borrowed = tensor("queries", queries) if logits is None else tensor("lists.logits", logits)
         if logits is not None:
             lists.logits = ctypes.pointer(borrowed.c)
@@ -146,12 +147,13 @@ class GpuStep(Step):
         del held, held_positions, held_lengths
         return StepAttention(out[0], out[1], np.empty(0, np.uint32))
 
-    def _device_attention(self, layer: int, out: Tuple[Any, Any]) -> Tuple[Any, Any]:
+    def _device_attention(self, layer: int, out: Tuple[Any, Any], log_base: LogBase) -> Tuple[Any, Any]:
         """Returns where an attention is written, without counts, and what keeps that memory alive."""
         group = self._items[0].sequence._group(layer)
         shape = (self.query_tokens, group.query_heads, group.value_dim)
         output, held_output = device_floats("output", out[0], shape)
-        attention = abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2])
+        attention = abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2],
+                                      lse_base=member(LogBase, "log_base", log_base))
         if out[1] is None:  # the library refuses this where it needs an lse
             return attention, (held_output,)
         attention.lse, held_lse = device_floats("lse", out[1], shape[:2])

@@ -73,6 +73,6 @@ def step_options(names: Optional[SequenceOf[Optional[TokenNames]]], item_count: 
     if len(names) != item_count:
         raise InvalidArgument.about("names", f"{len(names)} of them, but the step has {item_count} items")
     each = [row_options(one) or abi.RowOptions() for one in names]
-    array = (abi.RowOptions * item_count)(*each)
+    array: Any = (abi.RowOptions * item_count)(*each)
     array.owner = each
     return array

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -99,6 +100,12 @@ class AbiTest(unittest.TestCase):
             self.assertIs(getattr(pqcached, error.__name__), error)
             self.assertEqual(_library.library().pqc_status_name(status).decode(), status.name)
             self.assertEqual(str(error("why")), f"{status.name}: why")
+
+    def test_errors_keep_field_and_retry_time_between_processes(self):
+        error = pickle.loads(pickle.dumps(pqcached.Unavailable("why", "endpoint", 1500)))
+        self.assertEqual((type(error), error.message, error.field, error.retry_ms, error.retry_after),
+                         (pqcached.Unavailable, "why", "endpoint", 1500, 1.5))
+        self.assertIsNone(pqcached.Unavailable("why").retry_after)  # not worthwhile, in contrast to: at once
 
 
 if __name__ == "__main__":

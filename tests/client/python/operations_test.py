@@ -337,7 +337,8 @@ class LifeOfAClientTest(unittest.TestCase):
                     try:
                         return await sequence.ingest_async(0, rows(layer, 0, 300))
                     except pqcached.Unavailable as error:
-                        self.assertGreater(error.retry_ms, 0)
+                        self.assertEqual(error.retry_after, error.retry_ms / 1000)
+                        self.assertGreater(error.retry_after, 0)
 
             def kill_worker():
                 os.kill(int(children.read_text().split()[0]), signal.SIGKILL)

@@ -155,6 +155,27 @@ class RefusalsTest(DaemonTest):
         with self.fails(pqcached.FailedPrecondition, "model_fingerprint"):
             open_cache("taken", "another model")
 
+    def test_errors_have_the_field_and_the_wanted_shape(self):
+        sequence, keys, values, queries = self.under_test, self.layer.keys, self.layer.values, self.layer.queries
+        exact = Selection(ratio=1.0, index=Index.flat())
+        output, lse = np.zeros((QUERY_HEADS, VALUE_DIM), np.float32), np.zeros(QUERY_HEADS, np.float32)
+        for call, field, text in (
+                (lambda: sequence.ingest(0, 40, keys[:, :1], values), "keys.shape[1]", f"1, must be the cache's kv_heads {KV_HEADS}"),
+                (lambda: sequence.ingest(0, 40, keys[0], values), "keys.ndim", "2, must be 3: [tokens, kv_heads, key_dim]"),
+                (lambda: sequence.append(40, {0: (keys[..., :8], values)}), "layers[0].keys.shape[2]", f"must be the cache's key_dim {KEY_DIM}"),
+                (lambda: sequence.topk(0, 39, queries[:2], exact), "query.queries.shape[0]", f"2, must be the cache's query_heads {QUERY_HEADS}"),
+                (lambda: sequence.attend(0, 39, queries, exact, out=(output[1:], lse)), "output.shape",
+                 f"({QUERY_HEADS - 1}, {VALUE_DIM}), must be ({QUERY_HEADS}, {VALUE_DIM})"),
+                (lambda: sequence.attend_positions(0, 39, queries, [[1, 2]]), "positions.shape",
+                 f"(1, 2), must be [kv_heads, count] with {KV_HEADS} kv_heads"),
+                (lambda: pqcached.Paged(keys, [0], 1), "memory.shape",
+                 f"(40, {KV_HEADS}, {KEY_DIM}), must be [blocks, block_tokens, heads, dim]"),
+                (lambda: sequence.name_tokens(pqcached.TokenNames(0, [[1, 2]])), "token_ids.shape", "(1, 2), must be [tokens]")):
+            with self.subTest(field=field), self.fails(pqcached.InvalidArgument, text) as caught:
+                call()
+            self.assertEqual(caught.exception.field, field)
+            self.assertIsNone(caught.exception.retry_after)
+
     def test_clients(self):
         for endpoint, error, part in (("", pqcached.InvalidArgument, "endpoint"),
                                       ("example.org:7", pqcached.Unimplemented, "endpoint"),

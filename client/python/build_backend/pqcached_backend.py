@@ -21,7 +21,7 @@ import zipfile
 NAME = "pqcached"
 VERSION = "0.1.0"
 REQUIRES_PYTHON = ">=3.9"
-REQUIRES = ["numpy>=1.22"]
+REQUIRES = ["numpy>=1.23"]
 SUMMARY = "KV-cache sidecar with product-quantization indexes for long LLM contexts: the client"
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

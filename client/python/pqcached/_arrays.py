@@ -1,8 +1,7 @@
 """Converts foreign arrays to tensors of the C ABI by address, without copies.
 
-Readable: numpy arrays, torch tensors on CPU or CUDA, and objects with __dlpack__ or
-__array_interface__. Writable: numpy arrays and torch tensors on the CPU; by loads and steps on a
-GPU, torch tensors and objects with __dlpack__ there.
+Readable and writable: numpy arrays, torch tensors, and objects with __dlpack__ or
+__array_interface__, where they permit writing; those on CUDA devices by loads and by calls of a Gpu.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from . import _abi as abi
+from . import _abi as abi, _dlpack as dlpack
 from ._arguments import member, uint32, uint64
 from ._enums import Device, DType, LogBase
 from ._errors import InvalidArgument, ResourceExhausted
@@ -36,7 +35,9 @@ class _Memory(NamedTuple):
     shape: Tuple[int, ...]
     strides: Optional[Tuple[int, ...]]
     stream: int
-    owner: Any  # keeps the memory alive
+    owner: Any  # the array
+    writable: bool
+    held: Any = None  # what else keeps the memory alive
 
 
 def _wrong_dtype(name: str, dtype: Any) -> TypeError:
@@ -56,7 +57,8 @@ def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> _Memory:
         if any(stride % size for stride in array.strides):
             raise InvalidArgument.about(f"{name}.strides", f"{array.strides} bytes, must be multiples of the {size} of an element")
         strides = tuple(stride // size for stride in array.strides)
-    return _Memory(array.__array_interface__["data"][0], Device.CPU, dtype, array.shape, strides, 0, array)
+    return _Memory(array.__array_interface__["data"][0], Device.CPU, dtype, array.shape, strides, 0, array,
+                   bool(array.flags.writeable))
 
 
 def _torch() -> Any:
@@ -89,40 +91,17 @@ def _of_torch(name: str, torch: Any, array: Any) -> _Memory:
     else:
         raise TypeError(f"{name}: on device {array.device}; must be on cpu or cuda")
     strides = None if array.is_contiguous() else tuple(array.stride())
-    return _Memory(array.data_ptr(), device, dtype, tuple(array.shape), strides, stream, array)
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
-
-
-_DL_DEVICES = {1: Device.CPU, 2: Device.CUDA, 3: Device.CPU}  # 3: page-locked host memory
-_DL_INT, _DL_UINT, _DL_FLOAT, _DL_BFLOAT = 0, 1, 2, 4
-_DL_CUDA = 2
-_DL_DTYPES = {(_DL_FLOAT, 16): DType.F16, (_DL_FLOAT, 32): DType.F32, (_DL_BFLOAT, 16): DType.BF16,
-              (_DL_UINT, 16): None}
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return _Memory(array.data_ptr(), device, dtype, tuple(array.shape), strides, stream, array, not array.requires_grad)
 
 
 def _of_dlpack(name: str, array: Any) -> _Memory:
-    # The capsule is not consumed: it lives until the call ends, and then frees the tensor itself.
-    capsule = array.__dlpack__()
-    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
-    if tensor.device_type not in _DL_DEVICES:
-        raise TypeError(f"{name}: DLPack device {tensor.device_type}; must be CPU or CUDA")
-    kind = (tensor.code, tensor.bits)
-    if kind not in _DL_DTYPES or tensor.lanes != 1:
-        raise _wrong_dtype(name, f"{kind} x {tensor.lanes} of DLPack")
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
-    return _Memory((tensor.data or 0) + tensor.byte_offset, _DL_DEVICES[tensor.device_type], _DL_DTYPES[kind], shape,
-                   strides, 0, capsule)
+    borrowed = dlpack.borrow(name, array)
+    found = borrowed.tensor
+    kind = (found.code, found.bits)
+    if kind not in dlpack.DTYPES or found.lanes != 1:
+        raise _wrong_dtype(name, f"{kind} x {found.lanes} of DLPack")
+    return _Memory(borrowed.address, dlpack.DEVICES[found.device_type], dlpack.DTYPES[kind], borrowed.shape,
+                   borrowed.strides, 0, array, borrowed.writable, borrowed.capsule)
 
 
 def _memory_of(name: str, array: Any) -> _Memory:
@@ -148,21 +127,23 @@ class Tensor:
 
     array: numpy array, torch tensor (CPU, or CUDA, for loads and for calls of a Gpu and their steps only), or an
     object with `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up
-    to 4 dimensions.
+    to 4 dimensions. A Tensor is itself exported by DLPack, in place and with its dtype:
+    `torch.from_dlpack(Tensor(rows, dtype=DType.BF16))` are the rows of fetch_blocks as bfloat16.
     dtype: DType.BF16 means that an array of uint16 holds bfloat16; otherwise it must be the array's
     own dtype.
 
     Raises TypeError for an object that is no such array, InvalidArgument for strides that are not
-    multiples of the element size.
+    multiples of the element size, and for an array that DLPack exports as a copy only.
     """
 
-    __slots__ = ("c", "device", "dtype", "shape", "strides", "_owner")
+    __slots__ = ("c", "device", "dtype", "shape", "strides", "writable", "_owner", "_held")
 
     c: abi.Tensor
     device: Device
     dtype: DType
     shape: Tuple[int, ...]
     strides: Optional[Tuple[int, ...]]  # in elements; None = contiguous
+    writable: bool
 
     def __init__(self, array: Any, dtype: Optional[DType] = None, *, name: str = "array") -> None:
         memory = _memory_of(name, array)
@@ -180,6 +161,7 @@ class Tensor:
         if ndim > MAX_NDIM:
             raise InvalidArgument.about(f"{name}.ndim", f"{ndim}, must be at most {MAX_NDIM}")
         self.device, self.shape, self.strides, self._owner = memory.device, memory.shape, memory.strides, memory.owner
+        self.writable, self._held = memory.writable, memory.held
         c = abi.Tensor()
         c.ptr = memory.address
         c.device, c.dtype, c.ndim = memory.device, self.dtype, ndim
@@ -189,6 +171,17 @@ class Tensor:
         if memory.stream:
             c.stream = memory.stream
         self.c = c
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        kind, number = self._owner.__dlpack_device__()
+        return int(kind), int(number)
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Optional[Tuple[int, int]] = None,
+                   dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
+        owner, as_bfloat16 = self._owner, False
+        if isinstance(owner, np.ndarray) and self.dtype is DType.BF16:
+            owner, as_bfloat16 = owner.view(_BITS16), True
+        return dlpack.export(owner, as_bfloat16, stream, max_version, dl_device, copy)
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, device={self.device.name})"
@@ -235,7 +228,7 @@ class PagedSlots(Tensor):
     def __init__(self, memory: Any, slots: Any, dtype: Optional[DType] = None, *, name: str = "memory") -> None:
         super().__init__(memory, dtype, name=name)
         _check_paged(name, self.shape)
-        array = np.asarray(slots)
+        array = integers("slots", slots)
         if array.ndim != 1:
             raise InvalidArgument.about("slots.shape", f"{array.shape}, must be [tokens]")
         if array.dtype.kind not in "iu":
@@ -272,107 +265,123 @@ def new_array(shape: Tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         raise ResourceExhausted(f"no memory for an answer of shape {shape}") from None
 
 
-def _address(name: str, array: Any, dtypes: Sequence[Any], torch_dtypes: Sequence[str], shape: Tuple[int, ...],
-             write: bool = True) -> int:
+_NAMES = {DType.F16: "float16", DType.BF16: "bfloat16", DType.F32: "float32"}
+
+
+def _address(name: str, array: Any, dtype: DType, shape: Tuple[int, ...], write: bool = True) -> int:
+    """Returns the address of a contiguous array of a dtype and shape on the CPU."""
     torch = _torch()
-    if isinstance(array, np.ndarray):
-        dtype_fits, contiguous = array.dtype in dtypes, array.flags.c_contiguous
-        writable, address = array.flags.writeable, array.__array_interface__["data"][0]
+    if isinstance(array, np.ndarray):  # the usual array, of which no Tensor needs to be made
+        if (array.dtype == _TO_NUMPY[dtype] and array.shape == shape and array.flags.c_contiguous
+                and (array.flags.writeable or not write)):
+            return int(array.__array_interface__["data"][0])
     elif torch is not None and isinstance(array, torch.Tensor):
-        if array.device.type != "cpu":
-            raise TypeError(f"{name}: on device {array.device}; must be on cpu")
-        dtype_fits = array.dtype in [getattr(torch, dtype) for dtype in torch_dtypes]
-        contiguous, writable, address = array.is_contiguous(), not array.requires_grad, array.data_ptr()
-    else:
-        raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array or a torch tensor on the CPU")
-    if not dtype_fits:
-        raise TypeError(f"{name}: dtype {array.dtype}; must be {' or '.join(torch_dtypes)}")
-    if tuple(array.shape) != shape:
-        raise InvalidArgument.about(f"{name}.shape", f"{tuple(array.shape)}, must be {shape}")
-    if not contiguous:
-        raise InvalidArgument.about(name, "must be contiguous")
-    if write and not writable:
-        raise InvalidArgument.about(name, "must be writable (numpy), and not require a gradient (torch)")
-    return int(address)
+        if (_torch_dtype(torch, array.dtype) is dtype and array.shape == shape and array.device.type == "cpu"
+                and array.is_contiguous() and not (write and array.requires_grad)):
+            return int(array.data_ptr())
+    bits16 = dtype is DType.BF16 and isinstance(array, np.ndarray) and array.dtype == _BITS16
+    try:
+        found = Tensor(array, DType.BF16, name=name) if bits16 else tensor(name, array)
+    except TypeError as error:
+        if not str(error).startswith(f"{name}: dtype"):
+            raise
+        raise TypeError(f"{name}: dtype {array.dtype}; must be {_NAMES[dtype]}") from None
+    if found.device is not Device.CPU:
+        raise TypeError(f"{name}: on a GPU; must be on cpu")
+    if found.dtype is not dtype:
+        raise TypeError(f"{name}: dtype {_NAMES[found.dtype]}; must be {_NAMES[dtype]}")
+    if found.shape != shape:
+        raise InvalidArgument.about(f"{name}.shape", f"{found.shape}, must be {shape}")
+    if not is_packed(found.shape, found.strides):
+        raise InvalidArgument.about(f"{name}.strides", f"{found.strides} of shape {shape}, must be contiguous")
+    if write:
+        _check_writable(name, found)
+    return int(found.c.ptr or 0)
+
+
+def is_packed(shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]]) -> bool:
+    """Returns whether the elements lie in the order of C without gaps."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides or ())):
+        if size != 1 and stride != step:
+            return 0 in shape
+        step *= size
+    return True
+
+
+def _check_writable(name: str, target: Tensor) -> None:
+    if not target.writable:
+        raise InvalidArgument.about(name, f"must be writable (numpy, DLPack), and not require a gradient (torch), of shape {target.shape}")
+    if any(size > 1 and stride == 0 for size, stride in zip(target.shape, target.strides or ())):
+        raise InvalidArgument.about(f"{name}.strides", f"{target.strides} of shape {target.shape}, must not be 0: elements overlap")
+
+
+def integers(name: str, array: Any) -> np.ndarray[Any, Any]:
+    """Returns integers as a numpy array, in place if they are an array on the CPU."""
+    if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
+        try:
+            return np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise TypeError(f"{name}: {type(array).__name__} is not exported by DLPack: {error}") from None
+    return np.asarray(array)
 
 
 def device_floats(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
     """Returns the address of float32 on a GPU that a call may write to, by DLPack, and the object
     that keeps the memory alive.
     """
-    return _device_words(name, array, (_DL_FLOAT,), 32, shape)
+    return _device_words(name, array, (dlpack.FLOAT,), 32, shape)
 
 
 def device_uint32s(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
     """Like device_floats for 32-bit integers, signed or not: torch has only signed ones."""
-    return _device_words(name, array, (_DL_INT, _DL_UINT), 32, shape)
+    return _device_words(name, array, (dlpack.INT, dlpack.UINT), 32, shape)
 
 
 def device_uint64s(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
     """Like device_uint32s for 64-bit integers."""
-    return _device_words(name, array, (_DL_INT, _DL_UINT), 64, shape)
+    return _device_words(name, array, (dlpack.INT, dlpack.UINT), 64, shape)
 
 
 def _device_words(name: str, array: Any, kinds: Tuple[int, ...], bits: int,
                   shape: Tuple[int, ...]) -> Tuple[int, Any]:
     if not hasattr(array, "__dlpack__"):
         raise TypeError(f"{name}: {type(array).__name__}; must be an array on a GPU that has __dlpack__")
-    capsule = array.__dlpack__()
-    found = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
-    if found.device_type != _DL_CUDA:
+    borrowed = dlpack.borrow(name, array)
+    found = borrowed.tensor
+    if found.device_type != dlpack.CUDA:
         raise TypeError(f"{name}: on DLPack device {found.device_type}; must be on a GPU")
     if found.code not in kinds or found.bits != bits or found.lanes != 1:
-        wanted = "floats" if kinds == (_DL_FLOAT,) else "integers"
+        wanted = "floats" if kinds == (dlpack.FLOAT,) else "integers"
         raise TypeError(f"{name}: dtype {(found.code, found.bits)} of DLPack; must be {bits}-bit {wanted}")
-    has = tuple(found.shape[i] for i in range(found.ndim))
-    strides = tuple(found.strides[i] for i in range(found.ndim)) if found.strides else None
-    packed, step = [], 1
-    for size in reversed(has):
-        packed.append(step)
-        step *= size
-    if has != shape or (strides is not None and strides != tuple(reversed(packed))):
-        raise InvalidArgument.about(name, f"shape {has}, must be {shape}, contiguous")
-    return (found.data or 0) + found.byte_offset, capsule
+    if borrowed.shape != shape or not is_packed(shape, borrowed.strides):
+        raise InvalidArgument.about(name, f"shape {borrowed.shape}, must be {shape}, contiguous")
+    return borrowed.address, borrowed.capsule
 
 
 def floats_to_write(name: str, array: Any, shape: Tuple[int, ...]) -> int:
     """Returns the address of an array to which a call may write float32."""
-    return _address(name, array, [np.dtype(np.float32)], ["float32"], shape)
+    return _address(name, array, DType.F32, shape)
 
 
 def floats_to_read(name: str, array: Any, shape: Tuple[int, ...]) -> int:
     """Returns the address of contiguous float32."""
-    return _address(name, array, [np.dtype(np.float32)], ["float32"], shape, write=False)
+    return _address(name, array, DType.F32, shape, write=False)
 
 
 def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -> int:
     """Returns the address of an array to which a call may write rows of the cache."""
-    torch_dtype = {DType.F16: "float16", DType.BF16: "bfloat16", DType.F32: "float32"}[dtype]
-    numpy_dtypes = [numpy_dtype(dtype)]
-    if dtype is DType.BF16 and isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
-        numpy_dtypes.append(array.dtype)
-    return _address(name, array, numpy_dtypes, [torch_dtype], shape)
+    return _address(name, array, dtype, shape)
 
 
 def tensor_to_fill(name: str, array: ArrayLike, device: Device = Device.CPU) -> Tensor:
-    """Returns a tensor of any strides, paged or not, and of a dtype that the cache has, to which a
-    call may write: a numpy array or a torch tensor on the CPU, or a Tensor of one; with Device.CUDA
-    a torch tensor on a GPU, or an array there that has __dlpack__.
+    """Returns a tensor of any strides, paged or not, and of a dtype that the cache has, on this
+    device, to which a call may write.
     """
     target = tensor(name, array)
-    owner = target._owner
-    torch = _torch()
-    writable = True
-    if isinstance(owner, np.ndarray):
-        writable = bool(owner.flags.writeable)
-    elif torch is not None and isinstance(owner, torch.Tensor):
-        writable = not owner.requires_grad
-    elif device is Device.CPU:
-        raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array or a torch tensor on the CPU")
     if target.device is not device:
         raise TypeError(f"{name}: on {'the CPU; must be on a GPU' if device is Device.CUDA else 'a GPU; must be on cpu'}")
-    if not writable:
-        raise InvalidArgument.about(name, "must be writable (numpy), and not require a gradient (torch)")
+    _check_writable(name, target)
     return target
 
 
@@ -423,7 +432,7 @@ def _uint32s(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[Any, Any]:
     """Returns positions [kv_heads, count] as contiguous uint32."""
-    array = np.asarray(positions)
+    array = integers(name, positions)
     if array.ndim != 2 or array.shape[0] != kv_heads:
         raise InvalidArgument.about(f"{name}.shape", f"{array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")
     return _uint32s(name, array)
@@ -431,7 +440,7 @@ def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[An
 
 def position_lists_to_read(name: str, positions: Any, items: int) -> np.ndarray[Any, Any]:
     """Returns positions [items, lists, capacity], or [items, capacity] of one list each, as contiguous int32."""
-    array = np.asarray(positions)
+    array = integers(name, positions)
     if array.ndim == 2:
         array = array[:, None, :]
     if array.ndim != 3 or array.shape[0] != items:
@@ -447,7 +456,7 @@ def position_lists_to_read(name: str, positions: Any, items: int) -> np.ndarray[
 
 
 def token_ids_to_read(name: str, token_ids: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(token_ids)
+    array = integers(name, token_ids)
     if array.ndim != 1:
         raise InvalidArgument.about(f"{name}.shape", f"{array.shape}, must be [tokens]")
     return _uint32s(name, array) if array.size else np.empty(0, np.uint32)

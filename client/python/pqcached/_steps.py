@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import member, uint32, uint64
-from ._arrays import ArrayLike, Tensor, floats_to_write, new_array, position_lists_to_read, set_attention, tensor
+from ._arrays import ArrayLike, Tensor, floats_to_write, integers, new_array, position_lists_to_read, set_attention, tensor
 from ._enums import HeadRule, LogBase
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
@@ -257,7 +257,7 @@ class Step(Closable):
         lists = abi.PositionLists(positions=np.ctypeslib.as_ctypes(chosen.reshape(-1)) if chosen.size else None,
                                   list_count=chosen.shape[1], capacity=chosen.shape[2])
         if lengths is not None:
-            counts = np.ascontiguousarray(np.asarray(lengths).reshape(-1), dtype=np.uint32)
+            counts = np.ascontiguousarray(integers("lists.lengths", lengths).reshape(-1), dtype=np.uint32)
             if counts.size != len(self._items) * chosen.shape[1]:
                 raise InvalidArgument.about("lists.lengths", f"{counts.size} of them, must be [items, lists]")
             lists.lengths = np.ctypeslib.as_ctypes(counts)

@@ -8,7 +8,8 @@ import numpy as np
 import daemon  # noqa: F401  (finds pqcached and skip)
 import pqcached
 from pqcached import DType, Tensor, merge
-from pqcached._arrays import floats_to_write, rows_to_write
+from pqcached._arrays import floats_to_write, integers, rows_to_write, tensor_to_fill
+from pqcached._dlpack import DLManagedTensor, DLManagedTensorVersioned, DLTensor
 from skip import skip_unless
 
 try:
@@ -42,28 +43,39 @@ def what_c_sees(tensor):
 
 
 class Dlpack:
-    """A producer of DLPack capsules of any kind, with nothing else."""
+    """A producer of DLPack capsules of any kind, with nothing else. What they point to lives as long as the tests."""
 
-    def __init__(self, array, device=1, code=2, bits=None, strides=True, byte_offset=0, lanes=1):
+    kept = []
+
+    def __init__(self, array, device=1, code=2, bits=None, strides=True, byte_offset=0, lanes=1, flags=None):
         self.array, self.deleted = array, 0
+        self.flags = flags  # None: an exporter that is older than versions
         self.device, self.code, self.bits, self.lanes = device, code, bits or array.itemsize * 8, lanes
         self.strides, self.byte_offset = strides, byte_offset
 
     def __dlpack_device__(self):
         return self.device, 0
 
-    def __dlpack__(self, stream=None):
-        from pqcached._arrays import _DLTensor
+    def __dlpack__(self, stream=None, **versions):
+        if versions and self.flags is None:
+            raise TypeError("__dlpack__() got an unexpected keyword argument")
         array = self.array
         shape = (ctypes.c_int64 * array.ndim)(*array.shape)
         strides = (ctypes.c_int64 * array.ndim)(*(stride // array.itemsize for stride in array.strides))
-        held = _DLTensor(data=address_of(array) - self.byte_offset, device_type=self.device, ndim=array.ndim,
+        held = DLTensor(data=address_of(array) - self.byte_offset, device_type=self.device, ndim=array.ndim,
                          code=self.code, bits=self.bits, lanes=self.lanes, shape=shape,
                          strides=strides if self.strides else None, byte_offset=self.byte_offset)
         self.held = (held, shape, strides)
+        self.kept.append((array, self.held))
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return new(ctypes.addressof(held), b"dltensor", None)
+        if self.flags is None:
+            managed = DLManagedTensor(tensor=held)
+            self.kept.append(managed)
+            return new(ctypes.addressof(managed), b"dltensor", None)
+        managed = DLManagedTensorVersioned(major=1, flags=self.flags, tensor=held)
+        self.kept.append(managed)
+        return new(ctypes.addressof(managed), b"dltensor_versioned", None)
 
 
 class NumpyTest(unittest.TestCase):
@@ -170,6 +182,75 @@ class DlpackTest(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "DLPack device 10"):
             Tensor(Dlpack(self.array, device=10))
 
+    def test_a_device_is_refused_before_the_array_is_exported(self):
+        producer = Dlpack(self.array, device=10)
+        with self.assertRaisesRegex(TypeError, "keys: DLPack device 10"):
+            Tensor(producer, name="keys")
+        self.assertFalse(hasattr(producer, "held"))
+
+    def test_what_is_written_is_the_arrays_own_memory(self):
+        for flags in (None, 0):
+            producer = Dlpack(self.array, flags=flags)
+            self.assertEqual(floats_to_write("out", producer, (2, 3, 4)), address_of(self.array))
+            target = tensor_to_fill("out", Dlpack(self.array[:, ::2], flags=flags))
+            self.assertEqual((target.c.ptr, target.strides), (address_of(self.array), (12, 8, 1)))
+        half = self.array.astype(np.float16)
+        self.assertEqual(rows_to_write("out", Dlpack(half, code=4), DType.BF16, (2, 3, 4)), address_of(half))
+
+    def test_what_must_not_be_written_or_is_a_copy_is_refused(self):
+        read_only = Dlpack(self.array, flags=1)
+        self.assertEqual(Tensor(read_only).c.ptr, address_of(self.array))  # it may be read
+        for write in (lambda: floats_to_write("out", read_only, (2, 3, 4)), lambda: tensor_to_fill("out", read_only)):
+            with self.assertRaisesRegex(pqcached.InvalidArgument, r"out: must be writable .* of shape \(2, 3, 4\)"):
+                write()
+        with self.assertRaisesRegex(pqcached.InvalidArgument, "keys: is exported by DLPack as a copy only"):
+            Tensor(Dlpack(self.array, flags=2), name="keys")
+        with self.assertRaisesRegex(pqcached.InvalidArgument, r"out.strides: \(0, 4, 1\) of shape \(5, 3, 4\), must not be 0"):
+            tensor_to_fill("out", Dlpack(np.broadcast_to(self.array[:1], (5, 3, 4))))
+
+        class Refuses(Dlpack):
+            shape = (2, 3)
+
+            def __dlpack__(self, **_):
+                raise BufferError("it is sparse")
+
+        with self.assertRaisesRegex(pqcached.InvalidArgument, r"keys: Refuses, of shape \(2, 3\), is not exported .*: it is sparse"):
+            Tensor(Refuses(self.array), name="keys")
+
+    def test_wrong_outputs_are_refused_with_shapes_and_dtypes(self):
+        for producer, error, reason in (
+                (Dlpack(self.array), pqcached.InvalidArgument, r"out.shape: \(2, 3, 4\), must be \(4, 3, 2\)"),
+                (Dlpack(self.array.astype(np.float16)), TypeError, "out: dtype float16; must be float32"),
+                (Dlpack(self.array.T), pqcached.InvalidArgument, r"out.strides: \(1, 4, 12\) of shape \(4, 3, 2\)"),
+                (Dlpack(self.array, device=2), TypeError, "out: on a GPU; must be on cpu")):
+            with self.subTest(reason=reason), self.assertRaisesRegex(error, reason):
+                floats_to_write("out", producer, (4, 3, 2))
+
+    def test_tensors_are_exported_in_place(self):
+        view = self.array.transpose(1, 0, 2)
+        back = np.from_dlpack(Tensor(view))
+        self.assertEqual((address_of(back), back.shape, back.strides), (address_of(view), view.shape, view.strides))
+        self.assertEqual(Tensor(view).__dlpack_device__(), (1, 0))
+        again = Tensor(Tensor(view))  # through its own capsule, as any other array
+        self.assertEqual((again.c.ptr, again.strides), (address_of(view), Tensor(view).strides))
+        with self.assertRaises(BufferError):
+            Tensor(view).__dlpack__(copy=True, dl_device=(2, 0))
+
+    def test_bfloat16_is_exported_as_such(self):
+        rows = self.array.astype(np.uint16)
+        again = Tensor(Tensor(rows, DType.BF16))
+        self.assertEqual((again.c.ptr, again.dtype), (address_of(rows), DType.BF16))
+        self.assertIs(Tensor(Tensor(rows, DType.BF16)).dtype, DType.BF16)
+        self.assertEqual(np.from_dlpack(rows).dtype, np.uint16)  # numpy's own export is as before
+
+    def test_integers_are_read_in_place(self):
+        slots = np.arange(6, dtype=np.int64)
+        self.assertEqual(address_of(integers("slots", Dlpack(slots, code=0))), address_of(slots))
+        paged = pqcached.PagedSlots(np.zeros((2, 16, 2, 64), np.float32), Dlpack(slots, code=0))
+        self.assertEqual(ctypes.cast(paged.c.block_table.contents.slots, ctypes.c_void_p).value, address_of(slots))
+        with self.assertRaisesRegex(TypeError, "slots: Dlpack is not exported by DLPack"):
+            integers("slots", Dlpack(slots, code=0, device=2))
+
     def test_the_memory_lives_as_long_as_the_tensor(self):
         tensor = Tensor(np.arange(100000, dtype=np.float32).reshape(100, 1000))
         self.assertEqual(what_c_sees(tensor)[99, 999], np.float32(99999).view(np.uint32))
@@ -225,6 +306,15 @@ class TorchTest(unittest.TestCase):
                 floats_to_write("out", wrong, tuple(wrong.shape))
 
 
+    def test_torch_reads_what_a_tensor_exports_in_place(self):
+        rows = np.arange(24, dtype=np.uint16).reshape(2, 3, 4)
+        shared = torch.from_dlpack(Tensor(rows, DType.BF16))
+        self.assertEqual((shared.dtype, shared.data_ptr(), tuple(shared.shape)), (torch.bfloat16, address_of(rows), rows.shape))
+        rows[...] = 0x3FC0
+        self.assertEqual(float(shared[1, 2, 3]), 1.5)
+        self.assertEqual(np.from_dlpack(Tensor(self.array)).__array_interface__["data"][0], self.array.data_ptr())
+
+
 class OutputTest(unittest.TestCase):
     def test_outputs_are_checked_before_the_call(self):
         read_only = np.zeros((2, 3), np.float32)
@@ -234,7 +324,7 @@ class OutputTest(unittest.TestCase):
                 (np.zeros((2, 3), ">f4"), TypeError, "output: dtype >f4"),
                 ([[0.0] * 3] * 2, TypeError, "output: list; must be a numpy array"),
                 (np.zeros((3, 2), np.float32), pqcached.InvalidArgument, r"output.shape: \(3, 2\), must be \(2, 3\)"),
-                (np.zeros((3, 2), np.float32).T, pqcached.InvalidArgument, "output: must be contiguous"),
+                (np.zeros((3, 2), np.float32).T, pqcached.InvalidArgument, r"output.strides: \(1, 2\) of shape \(2, 3\), must be contiguous"),
                 (read_only, pqcached.InvalidArgument, "output: must be writable")):
             with self.assertRaisesRegex(error, reason):
                 floats_to_write("output", array, (2, 3))

@@ -8,7 +8,7 @@ import ctypes
 import numpy as np
 
 from daemon import BUILD  # noqa: F401  (finds the package)
-from pqcached._arrays import _DLTensor
+from pqcached._dlpack import DLManagedTensor, DLTensor
 
 KINDS = {"f": 2, "u": 1, "i": 0}  # DLPack's codes of types
 new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -39,8 +39,9 @@ class _EmulatedArray:
         self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
         self._emulation, self.address = emulation, emulation.allocate(array)
         self._shape = (ctypes.c_int64 * array.ndim)(*array.shape)
-        self._managed = _DLTensor(data=self.address, device_type=2, ndim=array.ndim, code=KINDS[array.dtype.kind],
-                                  bits=8 * array.dtype.itemsize, lanes=1, shape=self._shape)
+        self._managed = DLManagedTensor(tensor=DLTensor(
+            data=self.address, device_type=2, ndim=array.ndim, code=KINDS[array.dtype.kind], bits=8 * array.dtype.itemsize,
+            lanes=1, shape=self._shape))
 
     def __del__(self):
         self._emulation.free(self.address)

@@ -370,5 +370,27 @@ class QueryHeadSetsTest(BothPathsTest):
                     step.topk_pages(0, self.layer.queries[None], 16)
 
 
+class ForeignArraysTest(DaemonTest):
+    def test_arrays_of_dlpack_are_read_and_written_in_place(self):
+        from arrays_test import Dlpack
+        layer, tokens = Layer(40), 40
+        sequence = self.sequence()
+        by_head = np.ascontiguousarray(layer.keys.transpose(1, 0, 2))
+        sequence.ingest(0, 0, Dlpack(by_head.transpose(1, 0, 2)), Dlpack(layer.values, flags=1))
+        keys = np.zeros_like(by_head)
+        self.assertIsInstance(sequence.fetch_blocks(0, (0, tokens), pqcached.RowPart.KEY, out=Dlpack(keys)), Dlpack)
+        np.testing.assert_array_equal(keys, by_head)
+        exact = pqcached.Selection(ratio=1.0, index=pqcached.Index.flat())
+        expected = sequence.attend(0, tokens - 1, Dlpack(layer.queries), exact)
+        for flags in (None, 0):
+            output, lse = np.zeros((VALUE_DIM, QUERY_HEADS), np.float32).T, np.zeros(QUERY_HEADS, np.float32)
+            sequence.attend(0, tokens - 1, layer.queries, exact, out=(Dlpack(output, flags=flags), Dlpack(lse, flags=flags)))
+            np.testing.assert_array_equal(output, expected.output)
+            np.testing.assert_array_equal(lse, expected.lse)
+        if hasattr(np, "from_dlpack"):  # results are exported too
+            shared = np.from_dlpack(expected.output)
+            self.assertTrue(np.shares_memory(shared, expected.output))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -175,11 +175,14 @@ class Context {
   void SetThreads(int count) { threads_.SetThreads(count); }
 
   // Offload::Take.
-  std::string TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end) try {
-    if (selection_ == nullptr) return "PQCACHED_LLAMA lacks the word offload";
-    return selection_->TakeOffload(tokens, begin, end);
+  pqc_status TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end,
+                         std::string* problem) try {
+    if (selection_ != nullptr) return selection_->TakeOffload(tokens, begin, end, problem);
+    *problem = "PQCACHED_LLAMA lacks the word offload";
+    return PQC_FAILED_PRECONDITION;
   } catch (const std::exception& error) {
-    return error.what();
+    *problem = error.what();
+    return PQC_RESOURCE_EXHAUSTED;
   }
 
   GgmlStatus Compute(GgmlGraph* graph) {
@@ -391,14 +394,19 @@ GgmlDevice MakeDevice(GgmlRegistry* registry) {
 void SetThreads(GgmlBackend* backend, int count) { ContextOf(backend)->SetThreads(count); }
 
 // Offloads tokens of a sequence of the context that this thread has used last, which has `tokens`
-// tokens (application/offload.cc). Returns null, or why it is not possible: a text of the thread.
-const char* OffloadTokens(uint64_t tokens, uint32_t* begin, uint32_t* end) {
-  thread_local std::string problem;
+// tokens (application/offload.cc). *problem: a text of the thread.
+pqc_status OffloadTokens(uint64_t tokens, uint32_t* begin, uint32_t* end, const char** problem) {
+  thread_local std::string text;
   const std::lock_guard lock(TheContexts().mutex);
   const auto found = TheContexts().all.find(number_of_last_context);
-  problem = found == TheContexts().all.end() ? "this thread has computed no batch"
-                                             : found->second->TakeOffload(tokens, begin, end);
-  return problem.empty() ? nullptr : problem.c_str();
+  pqc_status status = PQC_FAILED_PRECONDITION;
+  if (found == TheContexts().all.end()) {
+    text = "this thread has computed no batch with the plug-in";
+  } else {
+    status = found->second->TakeOffload(tokens, begin, end, &text);
+  }
+  *problem = text.c_str();
+  return status;
 }
 
 GgmlRegistry MakeRegistry() {

@@ -235,27 +235,28 @@ std::shared_ptr<History> Offload::Find(uint64_t tokens, std::string* problem) co
   return found;
 }
 
-std::string Offload::Take(uint64_t tokens, Sidecar* sidecar, uint32_t* begin, uint32_t* end) {
+pqc_status Offload::Take(uint64_t tokens, Sidecar* sidecar, uint32_t* begin, uint32_t* end,
+                         std::string* problem) {
   std::unique_lock lock = sidecar->Lock();
   EndGraph();
   const auto sink = static_cast<uint32_t>(settings_.sink_tokens);
   const auto last = static_cast<uint32_t>(tokens - std::min(tokens, settings_.window_tokens));
   *begin = *end = sink;
-  if (last <= sink) return "";
-  std::string problem;
-  const std::shared_ptr<History> history = Find(tokens, &problem);
-  if (history == nullptr) return problem;
+  if (last <= sink) return PQC_OK;
+  const std::shared_ptr<History> history = Find(tokens, problem);
+  if (history == nullptr) return PQC_FAILED_PRECONDITION;
   if (last <= history->offloaded_end) {
     *end = history->offloaded_end;
-    return "";
+    return PQC_OK;
   }
   const auto deadline = Clock::now() + std::chrono::milliseconds(settings_.deadline_ms);
   if (!sidecar->WaitUntilStored(history, last, deadline, &lock)) {
-    return "the sidecar has not stored the rows in time";
+    *problem = "the sidecar has not stored the rows in time";
+    return PQC_DEADLINE_EXCEEDED;
   }
   histories_->Offload(history.get(), sink, last);
   *end = last;
-  return "";
+  return PQC_OK;
 }
 
 }  // namespace pqcached::llama

@@ -70,9 +70,13 @@ class Offload {
 
   // Offloads the tokens between sink and window of the history with `tokens` tokens, between
   // graphs: waits until the sidecar has their rows. Sets [*begin, *end) to the positions of all
-  // offloaded tokens, whose cells the application then frees. Returns why it is not possible, or an
-  // empty text.
-  std::string Take(uint64_t tokens, Sidecar* sidecar, uint32_t* begin, uint32_t* end);
+  // offloaded tokens, whose cells the application then frees. Sets *problem unless it returns
+  // PQC_OK.
+  //
+  // Errors: PQC_FAILED_PRECONDITION  no history of so many tokens, or several
+  //         PQC_DEADLINE_EXCEEDED    the sidecar has not stored the rows in time
+  pqc_status Take(uint64_t tokens, Sidecar* sidecar, uint32_t* begin, uint32_t* end,
+                  std::string* problem);
 
  private:
   bool Fail(const char* problem);

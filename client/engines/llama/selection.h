@@ -70,7 +70,7 @@ class Selection {
   void Leave();
 
   // Offload::Take.
-  std::string TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end);
+  pqc_status TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end, std::string* problem);
   // Fetches all rows whose memory was given back. Returns false when llama.cpp cannot go on without
   // this object.
   bool ReturnAll();

@@ -103,10 +103,14 @@ bool Selection::ReturnAll() {
   return !histories_->has_offloaded() && (dropped_ == nullptr || !dropped_->has_lost());
 }
 
-std::string Selection::TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end) {
-  if (offload_ == nullptr || is_off_) return "its graphs cannot be followed";
+pqc_status Selection::TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end,
+                                  std::string* problem) {
+  if (!settings_.offloads || offload_ == nullptr || is_off_ || layers_.arrays.empty()) {
+    *problem = "the word offload is missing in PQCACHED_LLAMA, or the model cannot be followed";
+    return PQC_FAILED_PRECONDITION;
+  }
   if (!is_learned_) EndLearning();
-  return offload_->Take(tokens, sidecar_.get(), begin, end);
+  return offload_->Take(tokens, sidecar_.get(), begin, end, problem);
 }
 
 }  // namespace pqcached::llama

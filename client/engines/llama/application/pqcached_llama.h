@@ -1,4 +1,5 @@
-/* pqcached for applications that use llama.cpp: a prompt cache that outlives the process.
+/* pqcached for applications that use llama.cpp: a prompt cache that outlives the process, and
+ * sequences that are longer than the context (pqc_llama_offload).
  *
  * pqc_llama_save stores the keys and values of a sequence in the sidecar, under the ids of its
  * tokens. pqc_llama_restore loads the longest stored beginning of a prompt into a sequence, so that
@@ -139,6 +140,30 @@ PQC_API pqc_status pqc_llama_save(pqc_llama_cache* cache, struct llama_context* 
 PQC_API pqc_status pqc_llama_restore(pqc_llama_cache* cache, struct llama_context* context,
                                      int32_t seq, const int32_t* tokens, uint64_t count,
                                      uint64_t* restored);
+
+/* Offloads the older tokens of sequence `seq`, so that the context needs cells for a part of its
+ * tokens only: with n_ctx of 4,096, a sequence may have a million. Needs the plug-in of this project
+ * (libggml-pqcached.so) with the word offload in PQCACHED_LLAMA, whose sink_tokens and window_tokens
+ * say which tokens keep their cells. All between are offloaded: the call waits until the sidecar
+ * has their keys and values, and frees their cells (llama_memory_seq_rm). Positions go on, and the
+ * plug-in attends to the offloaded tokens as to all others.
+ *
+ * To be called after llama_decode, on the thread that has made that call, with a batch that the
+ * sequence was a part of. The sequence must have been decoded from position 0 on, by batches only:
+ * not restored, copied or shifted. Calls with less than sink and window do nothing.
+ *
+ * Afterwards llama_decode returns an error where the offloaded tokens cannot be read within
+ * deadline_ms, and where sequences with such tokens were copied or shifted, or lack others; the
+ * result is never that of other tokens. Roll-backs (llama_memory_seq_rm of the last tokens) may
+ * reach to the window's first token.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     seq: it is empty, or its first position is not 0
+ *         PQC_FAILED_PRECONDITION  no plug-in, no word offload, a model that the plug-in does not
+ *                                  attend to; the sequence's tokens are not all known; several
+ *                                  sequences have as many tokens: call again after the next batch
+ *         PQC_DEADLINE_EXCEEDED    the sidecar has not stored the rows within deadline_ms: call
+ *                                  again. No cells are freed */
+PQC_API pqc_status pqc_llama_offload(struct llama_context* context, int32_t seq);
 
 /* Returns the message of the calling thread's last failure of this library, "" when its last call
  * succeeded. Valid until the thread's next call. Never fails. */

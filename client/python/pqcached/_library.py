@@ -22,8 +22,8 @@ def _open(path: str) -> Any:
         library = ctypes.CDLL(path)
     except OSError as error:
         raise FailedPrecondition(
-            f"{FILE_NAME} cannot be loaded: {error}. This package looks for it in {BUNDLED.parent} (put there by `pip "
-            "install --config-settings library=DIR`, or with PQCACHED_LIBRARY_DIR=DIR in the environment of pip; DIR "
+            f"{FILE_NAME} cannot be loaded: {error}. This package looks for it in {BUNDLED.parent} (a wheel "
+            "of build_wheel.py has it, and so has an install with PQCACHED_LIBRARY_DIR=DIR in the environment of pip; DIR "
             "is a build folder or an installed prefix), and else where the loader looks: ld.so.conf, LD_LIBRARY_PATH"
         ) from None
     for name, (result, arguments) in PROTOTYPES.items():

@@ -29,6 +29,11 @@ ENUMS = {"pqc_status": (_errors.Status, "PQC_"), "pqc_dtype": (_enums.DType, "PQ
          "pqc_event_kind": (_enums.EventKind, "PQC_EVENT_"),
          "pqc_cache_event_kind": (_enums.CacheEventKind, "PQC_CACHE_"),
          "pqc_page_outcome": (_enums.PageOutcome, "PQC_PAGE_")}
+NOT_CALLED = {  # the package calls their longer forms, and waits for operations in asyncio or as Load does
+    "pqc_append", "pqc_decoder_decode", "pqc_decoder_prefill", "pqc_gpu_ingest", "pqc_ingest", "pqc_match_prefix",
+    "pqc_operation_wait", "pqc_sequence_create", "pqc_status_name", "pqc_step_end"}
+NOT_USED = {  # threads of an engine cannot be those of Python; contexts of callbacks; must be 0 in this version
+    "parallel_for", "parallel_for_context", "callback_context", "values_alias_keys"}
 NOT_IN_PYTHON = {"pqc_step_flag", "pqc_page_flag"}  # arguments of Client.begin_step and Step.topk_pages
 
 
@@ -82,6 +87,13 @@ class AbiTest(unittest.TestCase):
         self.assertEqual(set(ENUMS), set(HEADERS.enums) - NOT_IN_PYTHON)
         for name, (enum, prefix) in ENUMS.items():
             self.assertEqual({prefix + member.name: member.value for member in enum}, HEADERS.enums[name], name)
+
+    def test_every_function_and_field_has_a_use(self):
+        sources = "".join(path.read_text(encoding="utf-8") for path in (SOURCE / "client/python/pqcached").glob("*.py")
+                          if path.name != "_abi.py")
+        self.assertEqual({name for name in _abi.PROTOTYPES if not re.search(rf"\.{name}\b", sources)}, NOT_CALLED)
+        fields = {field for struct in HEADERS.structs.values() for field in struct if field != "reserved"}
+        self.assertEqual({field for field in fields if not re.search(rf"\b{field}\b", sources)}, NOT_USED)
 
     def test_versions_agree(self):
         cmake = re.search(r"project\(pqcached VERSION (\S+)", (SOURCE / "CMakeLists.txt").read_text()).group(1)

@@ -67,7 +67,8 @@ void MeasureDrift(Report& report) {
   std::vector<double> recalls;
   for (int round = 0; round < std::min(3, report.rounds()); ++round) {
     const DriftShape shape;
-    LiveWorld world({}, shape, 1, size_t{512} << 20);
+    const kvstore::StoreOptions options;
+    LiveWorld world(options, shape, 1, size_t{512} << 20);
     DriftKeys keys(shape, static_cast<uint64_t>(round) + 5);
     const uint64_t live = world.NewSequence(true, 0);
     const uint64_t fresh = world.NewSequence(false, 0);
@@ -131,7 +132,8 @@ void MeasureBudget(Report& report) {
   constexpr uint32_t kMost = 128 << 10;
   // Of the 8B model of the PQCache authors' code, on their GPU.
   constexpr kvstore::PrefillCost kPrefill = {4.75329e-11, 2.53902e-6, 4.22124e-4};
-  LiveWorld world({}, kWide, 1, size_t{1} << 30);
+  const kvstore::StoreOptions options;
+  LiveWorld world(options, kWide, 1, size_t{1} << 30);
   DriftKeys keys(kWide, 9);
   const uint64_t all = world.NewSequence(false, 0);
   const Bf16Rows values = keys.Values(kChunk);

@@ -47,7 +47,8 @@ kvstore::TensorView ViewOf(const std::byte* data, uint32_t tokens) {
 
 // A store with one indexed sequence, and what a client gets of it.
 struct World {
-  std::unique_ptr<kvstore::Store> store = *kvstore::Store::Create({});
+  const kvstore::StoreOptions options;
+  std::unique_ptr<kvstore::Store> store = *kvstore::Store::Create(options);
   kvstore::SharedMemory pool;
   kvstore::Attachment attachment;
 

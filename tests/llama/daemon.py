@@ -28,6 +28,12 @@ class Daemon:
         self._reader = threading.Thread(target=self.process.stdout.read, daemon=True)  # a full pipe would stop it
         self._reader.start()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
     def workers(self):
         """The supervisor's worker; nothing while it is restarted."""
         try:

@@ -1,6 +1,8 @@
 // Feeds tokens to a model as commands say, and prints what it makes of them.
 //
-//   dialogue MODEL CONTEXT_TOKENS
+//   dialogue MODEL CONTEXT_TOKENS [off]
+//
+// `off` switches flash attention off.
 //
 // A command is a line of standard input, and its answer is a line of standard output:
 //
@@ -17,6 +19,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -158,8 +161,8 @@ class Dialogue {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: dialogue MODEL CONTEXT_TOKENS\n");
+  if (argc != 3 && argc != 4) {
+    std::fprintf(stderr, "usage: dialogue MODEL CONTEXT_TOKENS [off]\n");
     return 2;
   }
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
@@ -170,6 +173,9 @@ int main(int argc, char** argv) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
   params.n_batch = params.n_ubatch = kChunkTokens;
+  if (argc == 4 && std::strcmp(argv[3], "off") == 0) {
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  }
   params.n_threads = params.n_threads_batch = kThreads;
   llama_context* context = llama_init_from_model(model, params);
   if (context == nullptr) Fail("no context could be made");

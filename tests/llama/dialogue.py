@@ -59,10 +59,14 @@ class Dialogue:
         answers = [word.split(":") for word in self._send("follow", *tokens)]
         return [Token(int(best), float(margin)) for best, margin, _ in answers], [float(logarithm) for *_, logarithm in answers]
 
-    def end(self):
-        """Ends the program; returns how many attention nodes the plug-in has computed."""
+    def messages(self):
+        """Ends the program; returns what it printed."""
         _, messages = self._process.communicate()
         if self._process.returncode != 0:
             raise RuntimeError(messages[-2000:])
-        found = COMPUTED.search(messages)
+        return messages
+
+    def end(self):
+        """Ends the program; returns how many attention nodes the plug-in has computed."""
+        found = COMPUTED.search(self.messages())
         return int(found[1]) if found else 0

@@ -34,6 +34,11 @@ OPTIONS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_BACKEND_DL=ON", "-DGGML_NATIVE=
            "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF")
 
 
+# The libraries of sanitizers, for a plug-in that was built with them.
+PRELOAD = os.environ.get("PQCACHED_LLAMA_PRELOAD")
+IS_TSAN = "libtsan" in (PRELOAD or "")
+
+
 def cache():
     own = os.environ.get("PQCACHED_MODEL_CACHE") or pathlib.Path(
         os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "pqcached")
@@ -115,8 +120,9 @@ def environment(plugin=None, settings=None):
     variables["GGML_NO_BACKTRACE"] = "1"
     if plugin is not None:
         variables["GGML_BACKEND_PATH"] = str(plugin)
-        if preload := os.environ.get("PQCACHED_LLAMA_PRELOAD"):  # the libraries of sanitizers, for a plug-in that was built with them
-            variables.update(LD_PRELOAD=preload, ASAN_OPTIONS="detect_leaks=0")
+        if PRELOAD:
+            # Races are reported of the plug-in and the client only: TSan does not see how libraries without it synchronize.
+            variables.update(LD_PRELOAD=PRELOAD, ASAN_OPTIONS="detect_leaks=0", TSAN_OPTIONS="ignore_noninstrumented_modules=1")
     if settings is not None:
         variables["PQCACHED_LLAMA"] = settings
     return variables

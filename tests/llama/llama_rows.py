@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Figures of the llama.cpp plug-in: decoding at the end of long contexts, beside plain llama.cpp.
 
-llama_rows.py BUILD --json FILE [--short]   --short leaves out 128K tokens
+llama_rows.py BUILD --json FILE [--short] [--only NAME...]   --short leaves out 128K tokens, and all but the steps
+
+NAME: steps, perplexity, first-token, server or kills. The others than steps have programs of their own in figures/.
 
 The model has two layers of the shape of Llama-3-8B (q4_0) with random weights, and keys and values of the context are random. Plain
 llama.cpp is measured with flash attention on and off, and the faster one counts; its default is on. All run in turns on the same two
@@ -18,22 +20,21 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE / "figures"), str(HERE), str(HERE.parent)]
 
 import engine  # noqa: E402
 import gguf_model  # noqa: E402
+from first_token import first_token_rows  # noqa: E402
+from kills_rows import kills_rows  # noqa: E402
+from perplexity import perplexity_rows  # noqa: E402
+from rows import row  # noqa: E402
+from server_slots import server_rows  # noqa: E402
 
 MODEL = "--layers 2 --width 4096 --heads 32 --kv-heads 8 --head-dim 128 --hidden 14336 --vocabulary 512 --type q4_0".split()
 THREADS = 2
 ROUNDS = 3
 COUNTED = 20  # last steps of a run
 WAIT = re.compile(r"selected tokens in (\d+); the longest wait was ([\d.]+) ms")
-
-
-def row(name, value, goal, against, unit="x", better="higher", ratios=()):
-    spread = round(max(ratios) - min(ratios), 4) if len(ratios) > 1 else None
-    return {"area": "llama", "name": name, "value": value and round(value, 4), "unit": unit, "better": better, "goal": goal,
-            "against": against, "samples": len(ratios) or None, "spread": spread}
 
 
 class Measurement:
@@ -111,10 +112,16 @@ if __name__ == "__main__":
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=("steps", "perplexity", "first-token", "server", "kills"))
     arguments = parser.parse_args()
+    build = arguments.build.resolve()
+    sizes = [("32k", 32 << 10)] + ([] if arguments.short else [("128k", 128 << 10)])
     with tempfile.TemporaryDirectory() as holder:
-        measurement = Measurement(arguments.build.resolve(), holder)
-        results = rows(measurement, [("32k", 32 << 10)] + ([] if arguments.short else [("128k", 128 << 10)]))
+        measurements = {"steps": lambda: rows(Measurement(build, holder), sizes), "perplexity": lambda: perplexity_rows(build, holder),
+                        "first-token": lambda: first_token_rows(build, holder), "server": lambda: server_rows(build, holder),
+                        "kills": lambda: kills_rows(build)}
+        names = arguments.only or (["steps"] if arguments.short else measurements)
+        results = [each for name in names for each in measurements[name]()]
     arguments.json.write_text(json.dumps(results, indent=1))
     for each in results:
         print(each["name"], each["value"], each["unit"], "goal", each["goal"])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of the llama.cpp plug-in at full length, and with the plug-in under the address and undefined behaviour
-# sanitizers. Fetches and builds llama.cpp when it is missing.
+# Runs the tests of the llama.cpp plug-in at full length, and with the plug-in under the sanitizers of addresses,
+# undefined behaviour and threads. Fetches and builds llama.cpp when it is missing.
 #   tests/llama/long.sh [--skip-packages]
 # Builds in build/release and build/llama-asan. Takes about two hours on two cores.
 set -euo pipefail
@@ -20,10 +20,15 @@ cmake --build build/release --target pqcachectl pqcached-conform  # what is inst
 python3 tests/llama/application/patched_server.py build/release
 python3 tests/llama/application/server_patch_test.py build/release "$plugin"
 
-# g++, because the sanitizers' libraries must be loaded by an engine that was built without them.
-cmake -S . -B build/llama-asan -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DCMAKE_UNITY_BUILD=ON \
-  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1 -Wno-array-bounds -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-restrict" \
-  >/dev/null
-cmake --build build/llama-asan --target ggml_pqcached pqcached_rpc
-PQCACHED_LLAMA_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so) \
-  python3 tests/llama/sidecar_test.py build/release build/llama-asan/client/libggml-pqcached.so
+# The plug-in and the client with sanitizers: their libraries are loaded first by an engine that was built without them.
+sanitize() {
+  local name=$1 flags=$2 libraries=$3
+  cmake -S . -B "build/llama-$name" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=g++ -DCMAKE_UNITY_BUILD=ON \
+    -DCMAKE_CXX_FLAGS="$flags -g1 -Wno-array-bounds -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-restrict -Wno-tsan" >/dev/null
+  cmake --build "build/llama-$name" --target ggml_pqcached pqcached_rpc
+  PQCACHED_LLAMA_PRELOAD=$libraries PQCACHED_LLAMA_KILLS=40 \
+    python3 tests/llama/sidecar_test.py build/release "build/llama-$name/client/libggml-pqcached.so"
+}
+sanitize asan "-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+  "$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so)"
+sanitize tsan -fsanitize=thread "$(g++ -print-file-name=libtsan.so)"

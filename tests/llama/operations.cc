@@ -1,9 +1,9 @@
 // Runs random operations of llama.cpp's API on a model, and writes the logits of all tokens that
 // are asked for. The operations depend on the seed only, so that two runs, with and without the
 // plug-in, are compared number by number. `paced` waits between operations, so that the sidecar can
-// keep up.
+// keep up. `alone` computes on one thread.
 //
-//   operations MODEL OUTPUT SEED COUNT [unified] [bf16] [paced]
+//   operations MODEL OUTPUT SEED COUNT [unified] [bf16] [paced] [alone]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -233,7 +233,8 @@ class Operations {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::fprintf(stderr, "usage: operations MODEL OUTPUT SEED COUNT [unified] [bf16] [paced]\n");
+    std::fprintf(stderr,
+                 "usage: operations MODEL OUTPUT SEED COUNT [unified] [bf16] [paced] [alone]\n");
     return 2;
   }
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
@@ -252,6 +253,7 @@ int main(int argc, char** argv) {
   for (int i = 5; i < argc; ++i) {
     if (std::strcmp(argv[i], "unified") == 0) params.kv_unified = true;
     if (std::strcmp(argv[i], "paced") == 0) is_paced = true;
+    if (std::strcmp(argv[i], "alone") == 0) params.n_threads = params.n_threads_batch = 1;
     if (std::strcmp(argv[i], "bf16") == 0) params.type_k = params.type_v = GGML_TYPE_BF16;
   }
   llama_context* context = llama_init_from_model(model, params);

@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from children import end_with_parent  # noqa: E402
 
 START_SECONDS = 120
-ANSWER_SECONDS = 600
+ANSWER_SECONDS = 3600
 COMPUTED = re.compile(r"ggml-pqcached: computed (\d+) attention nodes")
 # Never a proxy: the server is on this machine.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -77,11 +77,26 @@ class Server:
                 time.sleep(0.1)
         raise RuntimeError("llama-server did not start")
 
+    def post(self, path, **body):
+        request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        return OPENER.open(request, timeout=ANSWER_SECONDS)
+
+    def tokens_of(self, text):
+        with self.post("/tokenize", content=text) as answer:
+            return json.load(answer)["tokens"]
+
+    def stream(self, prompt, tokens, **options):
+        """As `complete` does: the seconds, by time.monotonic(), at which the tokens of the continuation came."""
+        times = []
+        with self.post("/completion", prompt=prompt, n_predict=tokens, temperature=0, ignore_eos=True, stream=True, **options) as answer:
+            for line in answer:
+                if line.startswith(b"data: ") and not json.loads(line[len(b"data: "):])["stop"]:
+                    times.append(time.monotonic())
+        return times
+
     def complete(self, prompt, tokens, **options):
         """The greedy continuation of a prompt: the server's whole answer, with `content` and `timings`."""
-        body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, **options}
-        request = urllib.request.Request(f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with OPENER.open(request, timeout=ANSWER_SECONDS) as answer:
+        with self.post("/completion", prompt=prompt, n_predict=tokens, temperature=0, ignore_eos=True, **options) as answer:
             return json.load(answer)
 
     def computed(self):

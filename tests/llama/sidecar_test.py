@@ -121,7 +121,8 @@ class NewestVersion(Selections, Folder):
         selected, computed = sum(each[1] for each in found), sum(each[2] for each in found)
         print(f"{sum(counts[event] for event in EVENTS)} kills changed no token: {dict(counts)}; tokens selected in {selected} of "
               f"{computed} nodes; the longest wait was {max(each[3] for each in found)} ms", flush=True)
-        self.assertGreater(selected, 0)
+        if not engine.IS_TSAN:  # which makes the client slower than the scripts
+            self.assertGreater(selected, 0)
 
     def scripts_beside_kills(self, lane, number):
         """Runs scripts until so many kills have happened: their counts, nodes with selected tokens, nodes, and the longest wait."""
@@ -159,7 +160,7 @@ class NewestVersion(Selections, Folder):
 
         begin = time.monotonic()
         self.selected(self.compare(["unified"], count=OPERATIONS_BESIDE_KILLS, beside=end))
-        self.assertLess(time.monotonic() - begin, 30)
+        self.assertLess(time.monotonic() - begin, 600 if engine.PRELOAD else 30)
 
     def test_a_frozen_sidecar_changes_nothing(self):
         daemon = self.daemon()

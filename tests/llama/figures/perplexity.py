@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""The perplexity of SmolLM2-135M at the end of 8K tokens, with the plug-in beside plain llama.cpp.
+
+perplexity.py BUILD [PROMPT_TOKENS FOLLOWED_TOKENS]   prints the rows
+
+The first tokens of this project's documents are the prompt, and the model predicts those behind it one by one.
+"""
+
+import math
+import pathlib
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent), str(HERE.parent.parent / "quality")]
+
+import dialogue  # noqa: E402
+import engine  # noqa: E402
+import pretrained  # noqa: E402
+from daemon import Daemon  # noqa: E402
+from rows import row, selected  # noqa: E402
+
+ROOT = HERE.parents[2]
+TEXTS = ("README.md", "client/README.md", "client/INTEGRATE.md", "service/README.md", "tests/quality/FINDINGS.md", "kvstore/README.md")
+PROMPT_TOKENS, FOLLOWED_TOKENS = 7168, 512
+INDEX_SECONDS = 300  # longest wait for the index
+SETTINGS = {"exact": "exact", "k512": "k=512", "k1024": "k=1024", "s10": "ratio=0.1"}
+
+
+class Perplexity:
+    def __init__(self, build, folder, prompt_tokens=PROMPT_TOKENS, followed_tokens=FOLLOWED_TOKENS):
+        self._version = engine.TESTED[0]
+        engine.build(self._version)
+        self._plugin = build / "client/libggml-pqcached.so"
+        self._folder = pathlib.Path(folder)
+        self._program = engine.compile_program(self._version, "dialogue", folder)
+        self._model = pretrained.cache() / pretrained.FILE
+        self._prompt_tokens = prompt_tokens
+        text = self._folder / "text"
+        text.write_text("\n".join((ROOT / name).read_text() for name in TEXTS))
+        with self._dialogue(256) as opened:
+            self._tokens = opened.text(prompt_tokens + followed_tokens, text)
+
+    def _dialogue(self, tokens, settings=None, words=()):
+        return dialogue.Dialogue(self._version, self._program, [self._model, tokens, *words], self._plugin if settings else None, settings)
+
+    def run(self, settings=None, selects=False, words=()):
+        """The mean of the logarithms of the tokens' probabilities, and the share of nodes with selected tokens."""
+        followed = self._tokens[self._prompt_tokens:]
+        with self._dialogue(len(self._tokens) + 64, settings, words) as run:
+            run.prefill(self._tokens[:self._prompt_tokens])
+            if selects:
+                run.follow(followed[:4])  # begins to store the rows
+                run.rewind()
+                time.sleep(min(INDEX_SECONDS, 5 + self._prompt_tokens / 100))
+            _, logarithms = run.follow(followed)
+            messages = run.messages() if settings else ""
+        return sum(logarithms) / len(logarithms), selected(messages) if settings else None
+
+    def ratios(self, daemon, names=SETTINGS):
+        """For each setting: the perplexity, its ratio to plain llama.cpp's, and the share of nodes with selected tokens.
+
+        Plain llama.cpp is that without flash attention, which adds up in fp32. With flash attention, ggml adds up values in f16, and
+        8K of them make an error of some percent of the perplexity: the second setting.
+        """
+        plain, _ = self.run(words=["off"])
+        with_flash, _ = self.run()
+        found = {"plain": (math.exp(-plain), 1.0, 0.0), "plain_flash": (math.exp(-with_flash), math.exp(plain - with_flash), 0.0)}
+        for name in names:
+            selects = name != "exact"
+            own, (nodes, with_selection, _) = self.run(f"{SETTINGS[name]},min_tokens=256,endpoint={daemon.endpoint}", selects)
+            found[name] = (math.exp(-own), math.exp(plain - own), with_selection / nodes)
+            print(f"perplexity {name}: {found[name][0]:.4f}, {found[name][1]:.5f} of plain; selected in {with_selection} of {nodes} nodes",
+                  file=sys.stderr, flush=True)
+            if selects and found[name][2] < 0.5:
+                raise RuntimeError(f"{name}: tokens were selected in {with_selection} of {nodes} nodes")
+        return found
+
+
+def measure(build, folder, *sizes):
+    with Daemon(build, pathlib.Path(folder, "p")) as daemon:
+        return Perplexity(build, folder, *sizes).ratios(daemon)
+
+
+def perplexity_rows(build, folder, *sizes):
+    against = (f"plain llama.cpp without flash attention: SmolLM2-135M of 4 bits, {sizes[1] if sizes else FOLLOWED_TOKENS} predictions after "
+               f"{sizes[0] if sizes else PROMPT_TOKENS} tokens")
+    rows = []
+    for name, (perplexity, ratio, _) in measure(build, folder, *sizes).items():
+        if name != "plain":
+            index = "; index pq m=4 b=8" if name in ("k512", "k1024", "s10") else ""
+            goal = {"exact": 1.001, "s10": 1.01}.get(name)
+            rows.append(row(f"llama_smollm2_ppl_ratio_{name}", ratio, goal, f"{against}{index}; perplexity {perplexity:.3f}", "ratio", "lower"))
+    return rows
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as holder:
+        for each in perplexity_rows(pathlib.Path(sys.argv[1]).resolve(), holder, *map(int, sys.argv[2:])):
+            print(each["name"], each["value"], "goal", each["goal"], each["against"])

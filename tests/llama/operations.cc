@@ -27,13 +27,14 @@ constexpr int kThreads = 2;
 class Operations {
  public:
   Operations(llama_model* model, llama_context* context, FILE* output, uint32_t seed,
-             bool is_unified, bool can_shift)
+             bool is_unified, bool can_shift, bool is_paced)
       : context_(context),
         memory_(llama_get_memory(context)),
         output_(output),
         vocabulary_(llama_vocab_n_tokens(llama_model_get_vocab(model))),
         random_(seed),
         is_unified_(is_unified),
+        is_paced_(is_paced),
         can_shift_(can_shift && llama_memory_can_shift(memory_)) {}
 
   void RunOne() {
@@ -48,6 +49,7 @@ class Operations {
     if (kind < 90) return RemoveMiddle(sequence);
     if (kind < 93) return Restore(sequence, Pick(kSequences));
     if (kind < 94) return saved_.empty() ? Save() : RestoreAll();
+    if (kind < 95) return Reload();
     if (kind < 97) return PrefillBesideDecode(sequence);
     if (kind < 98) return PrefillShared(sequence);
     if (kind < 99) return Keep(sequence);
@@ -190,6 +192,18 @@ class Operations {
     saved_.clear();
   }
 
+  // The rows are away for some time, in which the sidecar's thread may copy some. No graph shows it.
+  void Reload() {
+    std::vector<uint8_t> state(llama_state_get_size(context_));
+    const size_t size = llama_state_get_data(context_, state.data(), state.size());
+    llama_memory_clear(memory_, true);
+    if (is_paced_) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (llama_state_set_data(context_, state.data(), size) == 0) {
+      std::fprintf(stderr, "error: the state that was cleared could not be loaded\n");
+      std::exit(1);
+    }
+  }
+
   // Two new sequences have the same tokens, in the same cells.
   void PrefillShared(int sequence) {
     const int other = (sequence + 1) % kSequences;
@@ -221,6 +235,7 @@ class Operations {
   int vocabulary_;
   std::mt19937 random_;
   bool is_unified_;
+  bool is_paced_;
   bool can_shift_;
   int length_[kSequences] = {};
   bool has_copies_ = false;  // since the last clearing
@@ -262,8 +277,8 @@ int main(int argc, char** argv) {
   if (output == nullptr) return 1;
   Operations operations(model, context, output,
                         static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10)),
-                        params.kv_unified,
-                        params.type_k != GGML_TYPE_BF16);  // llama.cpp cannot rotate bf16
+                        params.kv_unified, params.type_k != GGML_TYPE_BF16,
+                        is_paced);  // llama.cpp cannot rotate bf16
   for (long i = std::strtol(argv[4], nullptr, 10); i > 0; --i) {
     operations.RunOne();
     if (is_paced) std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -356,7 +356,8 @@ pqc_status Sidecar::Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lo
   if (stored->sequence == nullptr) {
     if (const pqc_status status = Create(stored, lock); status != PQC_OK) return status;
   }
-  while (!stops_ && !stored->history->is_gone && stored->stored < stored->history->size()) {
+  while (!stops_ && !stored->history->is_gone && stored->stored < stored->history->size() &&
+         std::chrono::steady_clock::now() >= stored->retry_at) {
     if (const pqc_status status = SendChunk(stored, lock); status != PQC_OK) return status;
   }
   const uint32_t passed = stored->stored;
@@ -407,7 +408,7 @@ pqc_status Sidecar::Create(StoredHistory* stored, std::unique_lock<std::mutex>* 
 
 pqc_status Sidecar::SendChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
   const uint32_t first = stored->stored;
-  const uint32_t count = CopyChunk(*stored, lock);
+  const uint32_t count = CopyChunk(stored, lock);
   if (count == 0) return PQC_OK;
   stored->stored = first + count;
   const bool is_longer = std::exchange(stored->is_longer, false);
@@ -428,12 +429,13 @@ pqc_status Sidecar::SendChunk(StoredHistory* stored, std::unique_lock<std::mutex
 }
 
 // Copies the rows of the next tokens into chunk_: for each layer keys, then values. Returns how
-// many; 0 when the history became shorter meanwhile: it may have grown again, with other cells. The
-// lock is released between pieces, and held at the end.
-uint32_t Sidecar::CopyChunk(const StoredHistory& stored, std::unique_lock<std::mutex>* lock) {
-  const uint32_t first = stored.stored;
-  const uint64_t version = stored.history->version;
-  const uint32_t count = std::min(chunk_tokens_, stored.history->size() - first);
+// many; 0 when the history became shorter meanwhile: it may have grown again, with other cells; and
+// 0 when the engine has other rows at present, which is tried again later. The lock is released
+// between pieces, and held at the end.
+uint32_t Sidecar::CopyChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock) {
+  const uint32_t first = stored->stored;
+  const uint64_t version = stored->history->version;
+  const uint32_t count = std::min(chunk_tokens_, stored->history->size() - first);
   const Attention& shape = layers_.shape;
   const size_t element = kernels::DTypeBytes(shape.dtype);
   const size_t key_bytes = size_t{shape.kv_heads} * shape.key_dim * element;
@@ -444,20 +446,35 @@ uint32_t Sidecar::CopyChunk(const StoredHistory& stored, std::unique_lock<std::m
     for (uint32_t begin = 0; begin < count; begin += kCopiedTokens) {
       const uint32_t end = std::min(count, begin + kCopiedTokens);
       for (uint32_t i = begin; i < end; ++i) {
-        const uint32_t cell = stored.history->cells[first + i];
+        const uint32_t cell = stored->history->cells[first + i];
         std::memcpy(next + i * key_bytes, layers_.KeyRow(layer, cell), key_bytes);
         std::memcpy(next + count * key_bytes + i * value_bytes, layers_.ValueRow(layer, cell),
                     value_bytes);
+      }
+      if (!HasRowsOf(*stored->history, first + begin, first + end)) {
+        stored->retry_at = std::chrono::steady_clock::now() + kRetry;
+        return 0;
       }
       lock->unlock();
       // A mutex is not fair: without this, the engine's thread would wait for the whole chunk.
       while (waiting_.load(std::memory_order_relaxed) > 0) std::this_thread::yield();
       lock->lock();
-      if (stops_ || stored.history->version != version) return 0;
+      if (stops_ || stored->history->version != version) return 0;
     }
     next += count * (key_bytes + value_bytes);
   }
   return count;
+}
+
+// Returns whether the engine has the rows of tokens [begin, end) of a history, as far as the last
+// layer's keys say. The application may clear or load its cache at any time, which no graph shows.
+bool Sidecar::HasRowsOf(const History& history, uint32_t begin, uint32_t end) const {
+  const auto last = static_cast<uint32_t>(layers_.arrays.size()) - 1;
+  for (uint32_t i = begin; i < end; ++i) {
+    const std::byte* const key = layers_.KeyRow(last, history.cells[i]);
+    if (std::memcmp(key, &history.prints[i], sizeof(uint64_t)) != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace pqcached::llama

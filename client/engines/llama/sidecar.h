@@ -128,7 +128,8 @@ class Sidecar {
   pqc_status Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
   pqc_status Create(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
   pqc_status SendChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
-  uint32_t CopyChunk(const StoredHistory& stored, std::unique_lock<std::mutex>* lock);
+  uint32_t CopyChunk(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
+  bool HasRowsOf(const History& history, uint32_t begin, uint32_t end) const;
   void Say(const std::string& line);
 
   const Settings settings_;

@@ -2,7 +2,7 @@
 # Runs the tests of the llama.cpp plug-in at full length, and with the plug-in under the sanitizers of addresses,
 # undefined behaviour and threads. Fetches and builds llama.cpp when it is missing.
 #   tests/llama/long.sh [--skip-packages]
-# Builds in build/release and build/llama-asan. Takes about two hours on two cores.
+# Builds in build/release, build/llama-asan and build/llama-tsan. Takes about two hours on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ "${1:-}" = --skip-packages ] && export PQCACHED_SKIP_PACKAGES=1

@@ -128,7 +128,7 @@ void DroppedRows::Serve(std::byte* address, bool is_write) {
     const auto page = static_cast<size_t>(address - array.pages) / PageBytes();
     if (FillPages(&array, page, kFilledPages, false) == Fill::kDone) return;
     if (FillPages(&array, page, 1, false) == Fill::kDone) return;
-    // What is written needs no other rows of its page.
+    // A write needs no other rows of its page.
     if (is_write) LoseRows(array, page);
     if (is_write && FillPages(&array, page, 1, true) == Fill::kDone) return;
     Log("ends the process: rows that were given back cannot be read from the sidecar any more");
@@ -197,7 +197,7 @@ void DroppedRows::Drop(const std::shared_ptr<History>& history, uint32_t begin, 
   history->offloaded_end = end;
 }
 
-// Whether all rows on a page are dropped ones of an owner. Those of others may be out of date: the
+// Returns whether all rows on a page are dropped ones of an owner. Those of others may be out of date: the
 // application may have removed a sequence and loaded another one, which no graph shows.
 bool DroppedRows::IsDropped(const Array& array, uint32_t owner, size_t page) const {
   const auto offset = static_cast<size_t>(array.pages - array.begin) + page * PageBytes();

@@ -51,9 +51,9 @@ class DroppedRows {
   uint64_t given_back_bytes() const { return given_back_bytes_; }
   uint64_t fetched_bytes() const { return fetched_bytes_; }
   bool has_lost() const;
-  // Whether a query token sees a lost row.
+  // Returns whether a query token sees a lost row.
   bool SeesLost(const CellSet& seen) const;
-  // Whether the page with the first bytes of a cell's key of the last layer was given back, and not
+  // Returns whether the page with the first bytes of a cell's key of the last layer was given back, and not
   // fetched since: then the key is what it was.
   bool IsAway(uint32_t cell) const {
     return (away_[cell / 64].load(std::memory_order_acquire) >> cell % 64 & 1) != 0;

@@ -7,10 +7,10 @@
 // shorter when one of its cells is written again, is not seen any more (a roll-back), or has other
 // rows than it had (a restored state or a context shift, which no graph shows).
 //
-// A history may have *offloaded* tokens, whose rows only the sidecar has. Either the application has
-// freed their cells (offload.h): no mask shows them, so a query token continues such a history only
-// when its position and the cells that it sees agree with it exactly. Or they have their cells, and
-// the memory of their rows was given back (dropped_rows.h).
+// A history may have *offloaded* tokens, whose rows only the sidecar has. Either the application
+// has freed their cells (offload.h): no mask shows them, so a query token continues such a history
+// only when its position and the cells that it sees agree with it exactly. Or they have their
+// cells, and the memory of their rows was given back (dropped_rows.h).
 //
 // Cells are numbered over all streams. Not thread-safe.
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_HISTORIES_H_
@@ -59,7 +59,7 @@ struct History {
   uint32_t offloaded_end = 0;
 
   bool has_offloaded() const { return offloaded_begin < offloaded_end; }
-  // Whether the offloaded tokens have no cells.
+  // Returns whether the offloaded tokens have no cells.
   bool lacks_cells() const { return has_offloaded() && cells[offloaded_begin] == kNoCell; }
   uint32_t size() const { return static_cast<uint32_t>(cells.size()); }
   // Sets `hidden` to tokens [begin, end). A later end costs as much as the tokens between.
@@ -133,7 +133,7 @@ class Histories {
   void Offload(History* history, uint32_t begin, uint32_t end);
   // Notes a use of a history.
   void Use(History* history) { history->last_used = ++uses_; }
-  // Whether tokens of any history have been offloaded, since the beginning.
+  // Returns whether tokens of any history have been offloaded, since the beginning.
   bool has_offloaded() const { return has_offloaded_; }
 
   // Adds a cell that a step has stored, as the next token.

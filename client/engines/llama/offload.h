@@ -3,8 +3,8 @@
 // of 4K cells can have a sequence of a million tokens. The application asks for it, because a
 // backend cannot see why cells are freed (application/pqcached_llama.h).
 //
-// It follows them likewise when the memory of stored rows is given back, which no application has to
-// ask for (dropped_rows.h).
+// It follows them likewise when the memory of stored rows is given back, which no application has
+// to ask for (dropped_rows.h).
 //
 // Unlike the rest of the plug-in, this cannot fall back to llama.cpp's own rows. A graph whose rows
 // cannot be attributed with certainty, or read before the deadline, fails: llama_decode returns an
@@ -49,13 +49,14 @@ class Offload {
 
   // Attributes the query tokens of a graph to histories, at its first layer. `written`: the cells
   // that the graph writes, one per query token. `sidecar`: null in the first graph; with its lock.
-  // `dropped`: null when no memory is given back. Returns false when the graph must fail; problem() has the reason.
+  // `dropped`: null when no memory is given back. Returns false when the graph must fail; problem()
+  // has the reason.
   bool Follow(const Attention& attention, std::span<const uint32_t> written, Sidecar* sidecar,
               const DroppedRows* dropped);
   // False after a graph that cannot be followed at all: positions are not known, for example.
   bool is_usable() const { return is_usable_; }
   std::span<const FollowedRows> rows() const { return rows_; }
-  // Whether a followed query token has offloaded tokens before it.
+  // Returns whether a followed query token has offloaded tokens before it.
   bool graph_has_offloaded() const { return graph_has_offloaded_; }
   const std::string& problem() const { return problem_; }
 

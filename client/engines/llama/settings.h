@@ -8,8 +8,8 @@
 //   endpoint=unix:///run/pqcached/pqcached.sock   the sidecar, which k and ratio need
 //   min_tokens=4096     leaves shorter contexts to ggml
 //   offload             lets the application offload tokens (application/pqcached_llama.h)
-//   drop                gives the memory of stored rows back (dropped_rows.h); PQCACHED_LLAMA_DROP=1
-//                       in the environment is the same
+//   drop                gives the memory of stored rows back (dropped_rows.h), as does
+//                       PQCACHED_LLAMA_DROP=1 in the environment
 //   deadline_ms=2000    a graph fails when offloaded tokens cannot be read for so long
 //   kernel_level=avx2   limits the instruction set
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_SETTINGS_H_

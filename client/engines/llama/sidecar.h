@@ -112,7 +112,7 @@ class Sidecar {
   // Likewise during a step, on any thread, with or without the lock: returns the sequence, or null.
   pqc_sequence* BeginReading(const StoredHistory& stored);
   void EndReading();
-  // Whether the rows of a history's offloaded tokens are lost.
+  // Returns whether the rows of a history's offloaded tokens are lost.
   bool IsLost(const StoredHistory& stored);
   // A step has failed with this status: the sequence is stored again when that is needed.
   void ReportFailure(StoredHistory* stored, pqc_status status);

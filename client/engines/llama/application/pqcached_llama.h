@@ -142,15 +142,15 @@ PQC_API pqc_status pqc_llama_restore(pqc_llama_cache* cache, struct llama_contex
                                      uint64_t* restored);
 
 /* Offloads the older tokens of sequence `seq`, so that the context needs cells for a part of its
- * tokens only: with n_ctx of 4,096, a sequence may have a million. Needs the plug-in of this project
- * (libggml-pqcached.so) with the word offload in PQCACHED_LLAMA, whose sink_tokens and window_tokens
- * say which tokens keep their cells. All between are offloaded: the call waits until the sidecar
- * has their keys and values, and frees their cells (llama_memory_seq_rm). Positions go on, and the
- * plug-in attends to the offloaded tokens as to all others.
+ * tokens only: with n_ctx of 4,096, a sequence may have a million. Needs the plug-in of this
+ * project (libggml-pqcached.so) with the word offload in PQCACHED_LLAMA, whose sink_tokens and
+ * window_tokens say which tokens keep their cells. All between are offloaded: the call waits until
+ * the sidecar has their keys and values, and frees their cells (llama_memory_seq_rm). Positions go
+ * on, and the plug-in attends to the offloaded tokens as to all others.
  *
  * To be called after llama_decode, on the thread that has made that call, with a batch that the
  * sequence was a part of. The sequence must have been decoded from position 0 on, by batches only:
- * not restored, copied or shifted. Calls with less than sink and window do nothing.
+ * not restored, copied or shifted. Sequences of sink and window only remain as they are.
  *
  * Afterwards llama_decode returns an error where the offloaded tokens cannot be read within
  * deadline_ms, and where sequences with such tokens were copied or shifted, or lack others; the

@@ -197,8 +197,8 @@ void DroppedRows::Drop(const std::shared_ptr<History>& history, uint32_t begin, 
   history->offloaded_end = end;
 }
 
-// Returns whether all rows on a page are dropped ones of an owner. Those of others may be out of date: the
-// application may have removed a sequence and loaded another one, which no graph shows.
+// Returns whether all rows on a page are dropped ones of an owner. Those of others may be out of
+// date: the application may have removed a sequence and loaded another one, which no graph shows.
 bool DroppedRows::IsDropped(const Array& array, uint32_t owner, size_t page) const {
   const auto offset = static_cast<size_t>(array.pages - array.begin) + page * PageBytes();
   const size_t last = (offset + PageBytes() - 1) / row_bytes_;

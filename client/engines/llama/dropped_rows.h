@@ -53,8 +53,8 @@ class DroppedRows {
   bool has_lost() const;
   // Returns whether a query token sees a lost row.
   bool SeesLost(const CellSet& seen) const;
-  // Returns whether the page with the first bytes of a cell's key of the last layer was given back, and not
-  // fetched since: then the key is what it was.
+  // Returns whether the page with the first bytes of a cell's key of the last layer was given back,
+  // and not fetched since: then the key is what it was.
   bool IsAway(uint32_t cell) const {
     return (away_[cell / 64].load(std::memory_order_acquire) >> cell % 64 & 1) != 0;
   }

@@ -50,8 +50,8 @@ class Selection {
   // when it failed: then all is attended to exactly, and Prepare returns nothing until the next
   // graph.
   std::span<const kernels::Partial> Attend(const Attention& attention);
-  // Returns whether query tokens of the graph have offloaded tokens before them, which llama.cpp cannot
-  // attend to.
+  // Returns whether query tokens of the graph have offloaded tokens before them, which llama.cpp
+  // cannot attend to.
   bool graph_has_offloaded() const {
     return offload_ != nullptr && offload_->graph_has_offloaded();
   }

@@ -38,6 +38,7 @@ if is_installed():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 else:
     torch = transformers = hf = None
 

@@ -43,7 +43,7 @@ def _refuse(config: Any) -> None:
         raise Unimplemented("config.is_causal: only causal attention can be served")
 
 
-class PqcCache(DynamicCache):
+class PqcCache(DynamicCache):  # type: ignore[misc]
     """Cache of one generation, or of one batch of them, for generate(past_key_values=...).
 
     client: must stay open longer than the cache. config: the model's.
@@ -175,7 +175,7 @@ class PqcCache(DynamicCache):
             raise InvalidArgument.about("model_fingerprint", "must be given to share prompts")
         if self.length or self.rows:
             raise FailedPrecondition("begin: the cache is not empty; reset() empties it")
-        batch, columns = input_ids.shape
+        batch, columns = int(input_ids.shape[0]), int(input_ids.shape[1])
         pads = self._pads(batch, columns, attention_mask)
         if max(pads) >= columns:
             raise InvalidArgument.about("attention_mask", "a row has no token")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ._cache import PqcCache
 
 
-class PqcLayer(CacheLayerMixin):
+class PqcLayer(CacheLayerMixin):  # type: ignore[misc]
     """A layer whose rows are in the sidecar. Made by PqcCache."""
 
     is_sliding = False

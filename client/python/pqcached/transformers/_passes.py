@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
@@ -9,6 +10,7 @@ import torch
 
 from .._errors import Aborted
 from .._options import merge_tensors
+from .._arrays import Tensor
 from .._prepared import PreparedAttention
 from .._steps import Step, StepItem
 from . import _exact, _hooks
@@ -26,27 +28,68 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.device.type == "cpu" else tensor.cpu()
 
 
+class Input:
+    """An input of a step's calls. It refers to the model's own tensor where that has the shape of a packed one, and
+    otherwise to a copy.
+    """
+
+    def __init__(self, batch: int, tokens: int, tensor: torch.Tensor) -> None:
+        _, heads, _, dim = tensor.shape
+        self._copy = torch.empty(batch * tokens, heads, dim, dtype=tensor.dtype)
+        self._view = self._copy.view(batch, tokens, heads, dim)
+        self._row = 2 if batch == 1 else 0  # the dimension of the packed tokens
+        self._is_plain = batch == 1 or tokens == 1
+        self._strides: Optional[Tuple[int, ...]] = None  # of the tensors that `borrowed` can refer to
+        self.borrowed = Tensor(self._copy)
+        self._held: Optional[torch.Tensor] = None
+        self._refers_to_copy = True
+
+    def set(self, tensor: torch.Tensor) -> None:
+        """Takes a tensor [batch, heads, tokens, dim], which stays alive until the next one comes."""
+        if not self._is_plain or tensor.dtype is not self._copy.dtype or tensor.device.type != "cpu":
+            self._view.copy_(tensor.detach().transpose(1, 2))
+            if not self._refers_to_copy:
+                self._refer(self._copy, self._copy.stride())
+            self._held, self._refers_to_copy = None, True
+            return
+        strides = tensor.stride()
+        if strides != self._strides or self._held is None:
+            self._strides = strides
+            self._refer(tensor, (strides[self._row], strides[1], strides[3]))
+        self.borrowed.c.ptr = tensor.data_ptr()
+        self._held, self._refers_to_copy = tensor, False
+
+    def release(self) -> None:
+        self._held = None
+
+    def _refer(self, tensor: torch.Tensor, strides: Tuple[int, ...]) -> None:
+        self.borrowed.c.ptr = tensor.data_ptr()
+        self._c_strides = (ctypes.c_int64 * 3)(*strides)
+        self.borrowed.c.strides = self._c_strides
+
+
 class Buffers:
-    """Memory of a step's calls, described once."""
+    """Arguments of a step's calls, described once."""
 
     def __init__(self, batch: int, tokens: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         count, heads, value_dim = batch * tokens, query.shape[1], value.shape[3]
-        self.shape = (batch, tokens)
-        self.dtype = query.dtype
-        self.query = torch.empty(count, heads, query.shape[3], dtype=query.dtype)
-        self.key = torch.empty(count, key.shape[1], key.shape[3], dtype=key.dtype)
-        self.value = torch.empty(count, value.shape[1], value_dim, dtype=value.dtype)
+        self.shape, self.dtype = (batch, tokens), query.dtype
+        self._inputs = [Input(batch, tokens, each) for each in (query, key, value)]
         self.output = torch.empty(count, heads, value_dim)
         self.lse = torch.empty(count, heads)
-        self.prepared = PreparedAttention(self.query, (self.output, self.lse), keys=self.key, values=self.value,
-                                          item_count=batch)
-        self._views = [each.view(batch, tokens, each.shape[1], each.shape[2])
-                       for each in (self.query, self.key, self.value)]
+        self.shaped = self.output.view(batch, tokens, heads, value_dim)
+        borrowed = [each.borrowed for each in self._inputs]
+        self.prepared = PreparedAttention(borrowed[0], (self.output, self.lse), keys=borrowed[1], values=borrowed[2], item_count=batch)
 
     def fill(self, *tensors: torch.Tensor) -> None:
-        """Copies tensors [batch, heads, tokens, dim]."""
-        for view, tensor in zip(self._views, tensors):
-            view.copy_(tensor.detach().transpose(1, 2))
+        """Takes query, key and value [batch, heads, tokens, dim]."""
+        for each, tensor in zip(self._inputs, tensors):
+            each.set(tensor)
+
+    def release(self) -> None:
+        """Ends references to the model's tensors."""
+        for each in self._inputs:
+            each.release()
 
     def fits(self, batch: int, tokens: int, query: torch.Tensor) -> bool:
         return self.shape == (batch, tokens) and self.dtype == query.dtype
@@ -102,11 +145,15 @@ class StepPass(Pass):
             buffers = self.cache.buffers = Buffers(query.shape[0], self.tokens, query, key, value)
         buffers.fill(query, key, value)
         self._step.decode(layer, buffers.prepared)
-        output = _exact.with_sinks(buffers.output, buffers.lse, named.get("s_aux"))
-        shaped = output.view(query.shape[0], self.tokens, *output.shape[1:])
-        return shaped.to(device=query.device, dtype=query.dtype, copy=True)
+        sinks = named.get("s_aux")
+        output = buffers.shaped if sinks is None else _exact.with_sinks(buffers.output, buffers.lse, sinks).view(buffers.shaped.shape)
+        if query.dtype is torch.float32 and query.device.type == "cpu":
+            return output.clone()
+        return output.to(device=query.device, dtype=query.dtype)
 
     def finish(self) -> None:
+        if self.cache.buffers is not None:
+            self.cache.buffers.release()
         self._step.end()
         for row in self.cache.rows:
             row.passed = self.cache.length + self.tokens - row.pad

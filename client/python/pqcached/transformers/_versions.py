@@ -98,10 +98,10 @@ def check(implemented: Any, version: Optional[Version] = None) -> None:
     for owner in ("Cache", "CacheLayerMixin"):
         if version.mask_argument not in _parameters(getattr(cache_utils, owner).get_mask_sizes):
             raise Unimplemented(f"transformers: {owner}.get_mask_sizes has no parameter {version.mask_argument}")
-    queries = {"cache_position"} if version.mask_argument == "cache_position" else {"q_length", "q_offset"}
+    queries = frozenset(["cache_position"] if version.mask_argument == "cache_position" else ["q_length", "q_offset"])
     missing = queries - _parameters(masking_utils.sdpa_mask)
     if missing:
         raise Unimplemented(f"transformers: sdpa_mask has no parameter {', '.join(sorted(missing))}")
-    abstract = getattr(implemented, "__abstractmethods__", frozenset())
+    abstract: FrozenSet[str] = getattr(implemented, "__abstractmethods__", frozenset())
     if abstract:
         raise Unimplemented(f"transformers: CacheLayerMixin has new abstract methods: {', '.join(sorted(abstract))}")

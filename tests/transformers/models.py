@@ -69,7 +69,8 @@ def random_model(config, dtype=None):
 
 
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 96, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "head_dim": 32, "max_position_embeddings": 16384, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+         "head_dim": 32, "max_position_embeddings": 16384, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": VOCABULARY}  # so that no token ends a generation
 
 
 def llama(layers=3, **more):

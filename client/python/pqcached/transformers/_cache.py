@@ -133,7 +133,9 @@ class PqcCache(DynamicCache):  # type: ignore[misc]
         for row in self.rows:
             row.drop()
         self._forget()
-        super().reset()
+        fresh = DynamicCache(config=self._config).layers  # earlier versions only fill the rows of a layer with zeros
+        self.layers: List[Any] = [layer if isinstance(layer, PqcLayer) else new for layer, new in zip(self.layers, fresh)]
+        self._others = [layer for layer in self.layers if not isinstance(layer, PqcLayer)]
 
     @property
     def sequences(self) -> List[Optional[Sequence]]:

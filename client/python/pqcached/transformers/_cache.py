@@ -133,7 +133,8 @@ class PqcCache(DynamicCache):  # type: ignore[misc]
         for row in self.rows:
             row.drop()
         self._forget()
-        fresh = DynamicCache(config=self._config).layers  # earlier versions only fill the rows of a layer with zeros
+        # Earlier versions' reset() of a layer only fills its rows with zeros.
+        fresh = DynamicCache(config=self._config).layers
         self.layers: List[Any] = [layer if isinstance(layer, PqcLayer) else new for layer, new in zip(self.layers, fresh)]
         self._others = [layer for layer in self.layers if not isinstance(layer, PqcLayer)]
 

@@ -37,7 +37,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scali
             hidden = ~visible[begin:end]
         logits.masked_fill_(hidden, float("-inf"))
         sums = torch.logsumexp(logits, -1)
-        weights = torch.exp(logits - sums.unsqueeze(-1)).nan_to_num_(0.0)  # a query without keys has no weights
+        # A query without keys has no weights.
+        weights = torch.exp(logits - sums.unsqueeze(-1)).nan_to_num_(0.0)
         part = torch.matmul(weights, values[:, :, :seen])
         output[begin:end] = part.permute(2, 0, 1, 3).reshape(end - begin, heads, -1)
         lse[begin:end] = sums.permute(2, 0, 1).reshape(end - begin, heads)

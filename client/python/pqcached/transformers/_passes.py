@@ -39,7 +39,7 @@ class Input:
         self._view = self._copy.view(batch, tokens, heads, dim)
         self._row = 2 if batch == 1 else 0  # the dimension of the packed tokens
         self._is_plain = batch == 1 or tokens == 1
-        self._strides: Optional[Tuple[int, ...]] = None  # of the tensors that `borrowed` can refer to
+        self._strides: Optional[Tuple[int, ...]] = None  # of the tensors that `borrowed` refers to
         self.borrowed = Tensor(self._copy)
         self._held: Optional[torch.Tensor] = None
         self._refers_to_copy = True
@@ -168,7 +168,7 @@ class ExactPass(Pass):
     def __init__(self, cache: "PqcCache", tokens: int) -> None:
         super().__init__(cache, tokens)
         self.past = cache.length
-        # Of each row, the place of its first new token in the pass, and that token's position in its sequence.
+        # The place of each row's first new token in the pass, and its position in its sequence.
         self._begins = [min(tokens, max(0, row.pad - self.past)) for row in cache.rows]
         self._firsts = [max(0, self.past - row.pad) for row in cache.rows]
         self._kept: List[Dict[int, Tuple[torch.Tensor, torch.Tensor]]] = [{} for _ in cache.rows]

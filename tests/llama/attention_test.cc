@@ -218,9 +218,10 @@ TEST(LlamaSettingsTest, WrongWordsAreNamed) {
   EXPECT_EQ(wrong("exact,speed=9"),
             "PQCACHED_LLAMA: \"speed=9\" is not exact, k=NUMBER, ratio=NUMBER, index=NAME, "
             "sink_tokens=NUMBER, window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, "
-            "offload, deadline_ms=NUMBER or kernel_level=NAME");
+            "offload, drop, deadline_ms=NUMBER or kernel_level=NAME");
   EXPECT_EQ(wrong("offload,sink_tokens=0"),
             "PQCACHED_LLAMA: offload needs sink_tokens of 1 at least");
+  EXPECT_EQ(wrong("offload,drop"), "PQCACHED_LLAMA: offload and drop exclude each other");
   EXPECT_EQ(wrong("deadline_ms=0"), number("deadline_ms=0", "1 to 3600000"));
   for (const char* word : {"min_tokens", "min_tokens=", "min_tokens=-1", "min_tokens=1x"}) {
     EXPECT_EQ(wrong(word), number(word, "0 to 1073741824"));

@@ -57,8 +57,8 @@ class DroppedRows(sidecar_test.Sidecars):
         errors = np.abs(exact - ours).max(1)
         # Prefills are ggml's, which rounds to f16, unless they need rows that were given back.
         of_ggml = np.all(plain == exact, 1)
-        self.assertLess(errors[~of_ggml].max(initial=0), 1e-4 if layers == 1 else 5e-3)  # sidecar_test.py says why
-        self.assertLess(errors.max(), 5e-3)
+        self.assertLess(errors[~of_ggml].max(initial=0), 1e-4 if layers == 1 else 2e-2)  # sidecar_test.py says why
+        self.assertLess(errors.max(), 5e-3 if layers == 1 else 2e-2)
         self.assertLess(np.median(errors), 1e-4)
 
     def compare_all(self, modes, settings, seed=21, layers=1, beside=None):

@@ -20,7 +20,8 @@ import unittest
 import numpy as np
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent.parent.parent)]
-from sidecar_test import BUILD, Daemon  # noqa: E402  (takes its argument)
+from sidecar_test import BUILD  # noqa: E402  (takes its argument)
+from daemon import Daemon  # noqa: E402
 from llama_test import PLUGIN, VOCABULARY, Folder, needs  # noqa: E402
 import children  # noqa: E402
 import engine  # noqa: E402
@@ -111,7 +112,7 @@ class Applications(Folder):
         self.socket = pathlib.Path(holder.name, "s")
 
     def daemon(self, *flags):
-        daemon = Daemon(self.socket, *flags)
+        daemon = Daemon(BUILD, self.socket, *flags)
         self.addCleanup(daemon.stop)
         return daemon
 

@@ -12,7 +12,8 @@ import unittest
 
 TESTS = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS / name) for name in ("llama/application", "llama", ".", "quality")]
-from sidecar_test import Daemon  # noqa: E402  (takes its arguments)
+from sidecar_test import BUILD  # noqa: E402  (takes its arguments)
+from daemon import Daemon  # noqa: E402
 import patched_server  # noqa: E402
 import pretrained  # noqa: E402
 import server  # noqa: E402
@@ -37,7 +38,7 @@ class PatchedServer(unittest.TestCase):
         self.socket = pathlib.Path(holder.name, "s")
 
     def daemon(self):
-        daemon = Daemon(self.socket)
+        daemon = Daemon(BUILD, self.socket)
         self.addCleanup(daemon.stop)
 
     @contextlib.contextmanager

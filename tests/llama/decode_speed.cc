@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,6 +42,20 @@ bool Prefill(llama_context* context, uint32_t tokens) {
   const Milliseconds time = std::chrono::steady_clock::now() - begin;
   std::printf("prefill_ms %.3f\n", time.count());
   return true;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns the memory of the process that has no file, which the KV cache is a part of.
+long AnonymousKib() {
+  std::ifstream smaps("/proc/self/smaps_rollup");
+  for (std::string word; smaps >> word;) {
+    long kib = 0;
+    if (word == "Anonymous:" && smaps >> kib) return kib;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -87,6 +103,7 @@ int main(int argc, char** argv) {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   std::printf("peak_rss_mib %ld\n", usage.ru_maxrss / 1024);
+  std::printf("anonymous_kib %ld\n", AnonymousKib());
   llama_free(context);
   llama_model_free(model);
 }

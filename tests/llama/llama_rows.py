@@ -3,7 +3,7 @@
 
 llama_rows.py BUILD --json FILE [--short] [--only NAME...]   --short leaves out 128K tokens, and all but the steps
 
-NAME: steps, perplexity, first-token, server or kills. The others than steps have programs of their own in figures/.
+NAME: steps, memory, perplexity, first-token, server or kills. The others than steps have modules of their own in figures/.
 
 The model has two layers of the shape of Llama-3-8B (q4_0) with random weights, and keys and values of the context are random. Plain
 llama.cpp is measured with flash attention on and off, and the faster one counts; its default is on. All run in turns on the same two
@@ -26,6 +26,7 @@ import engine  # noqa: E402
 import gguf_model  # noqa: E402
 from first_token import first_token_rows  # noqa: E402
 from kills_rows import kills_rows  # noqa: E402
+from memory import memory_rows  # noqa: E402
 from perplexity import perplexity_rows  # noqa: E402
 from rows import row  # noqa: E402
 from server_slots import server_rows  # noqa: E402
@@ -49,12 +50,12 @@ class Measurement:
         gguf_model.random_model(self.model, gguf_model.arguments([str(self.model), *MODEL]))
 
     def run(self, tokens, steps, flash, settings=None, with_plugin=False, pause=()):
-        """Milliseconds per token: the median of the last steps; and what the plug-in printed."""
+        """Milliseconds per token: the median of the last steps; what the program printed, and what the plug-in did."""
         ended = subprocess.run(
             [self.program, self.model, str(tokens), str(THREADS), str(steps), flash, *map(str, pause)], cwd=engine.binaries(self.version),
             env=engine.environment(self.plugin if with_plugin or settings else None, settings), capture_output=True, text=True, check=True)
         times = [float(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("step_ms")]
-        return statistics.median(times[-COUNTED:]), ended.stderr
+        return statistics.median(times[-COUNTED:]), ended.stdout, ended.stderr
 
     def selecting(self, tokens, words):
         """Likewise with a sidecar, and the longest wait of a node in milliseconds."""
@@ -64,7 +65,7 @@ class Measurement:
             try:
                 while "event=ready" not in daemon.stdout.readline():
                     pass
-                time, messages = self.run(tokens, 4 * COUNTED, "auto", f"{words},endpoint=unix://{socket}", pause=[10 + tokens // 4096])
+                time, _, messages = self.run(tokens, 4 * COUNTED, "auto", f"{words},endpoint=unix://{socket}", pause=[10 + tokens // 4096])
             finally:
                 daemon.terminate()
         nodes, wait = WAIT.search(messages).groups()
@@ -112,12 +113,14 @@ if __name__ == "__main__":
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=("steps", "perplexity", "first-token", "server", "kills"))
+    parser.add_argument("--only", nargs="+", choices=("steps", "memory", "perplexity", "first-token", "server", "kills"))
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     sizes = [("32k", 32 << 10)] + ([] if arguments.short else [("128k", 128 << 10)])
     with tempfile.TemporaryDirectory() as holder:
-        measurements = {"steps": lambda: rows(Measurement(build, holder), sizes), "perplexity": lambda: perplexity_rows(build, holder),
+        measurements = {"steps": lambda: rows(Measurement(build, holder), sizes),
+                        "memory": lambda: memory_rows(Measurement(build, holder), sizes),
+                        "perplexity": lambda: perplexity_rows(build, holder),
                         "first-token": lambda: first_token_rows(build, holder), "server": lambda: server_rows(build, holder),
                         "kills": lambda: kills_rows(build)}
         names = arguments.only or (["steps"] if arguments.short else measurements)

@@ -197,6 +197,7 @@ class Context {
         if (outcome == Outcome::kFailed) return kGgmlFailed;
         if (outcome == Outcome::kComputed) {
           ++own_nodes_;
+          CompleteAttention();
           continue;
         }
         ++other_nodes_;
@@ -210,6 +211,7 @@ class Context {
       if (const GgmlStatus status = threads_.ComputeByGgml(node); status != kGgmlSuccess) {
         return status;
       }
+      if (node->op == api.flash_attn_op) CompleteAttention();
     }
     return kGgmlSuccess;
   }
@@ -227,12 +229,21 @@ class Context {
     }
   }
 
+  void CompleteAttention() {
+    if (selection_ == nullptr) return;
+    try {
+      selection_->Complete();
+    } catch (const std::exception& error) {
+      Stop(error);
+    }
+  }
+
   // Memory is short: attends exactly from now on. Without the sidecar, offloaded tokens are lost.
   void Stop(const std::exception& error) {
     fails_ = selection_ != nullptr && !selection_->ReturnAll();
     Log(std::string(fails_ ? "llama_decode fails from now on: " : "attends exactly from now on: ") +
         error.what());
-    selection_.reset();
+    if (!fails_) selection_.reset();  // else what was given back would be zeros
   }
 
   Outcome TryAttention(const GgmlTensor& node) {

@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -50,7 +52,8 @@ DroppedRows::DroppedRows(const Layers& layers, uint32_t cells, Sidecar* sidecar,
       row_bytes_(layers.shape.cell_bytes),
       cells_(cells),
       lost_(cells),
-      away_((cells + 63) / 64) {}
+      away_((cells + 63) / 64),
+      prints_(cells) {}
 
 std::unique_ptr<DroppedRows> DroppedRows::Open(const Layers& layers, uint32_t cells,
                                                Sidecar* sidecar, std::chrono::milliseconds deadline,
@@ -63,6 +66,10 @@ std::unique_ptr<DroppedRows> DroppedRows::Open(const Layers& layers, uint32_t ce
     return nullptr;
   }
   std::unique_ptr<DroppedRows> rows(new DroppedRows(layers, cells, sidecar, deadline));
+  // A page fault must not fail because memory is short.
+  const size_t buffer = kFilledPages * PageBytes() + 2 * shape.cell_bytes;
+  rows->rows_.reserve(buffer);
+  rows->other_rows_.reserve(buffer);
   *problem = rows->Register();
   if (!problem->empty()) return nullptr;
   rows->thread_ = std::thread([own = rows.get()] { own->Run(); });
@@ -73,6 +80,13 @@ DroppedRows::~DroppedRows() {
   if (thread_.joinable()) {
     [[maybe_unused]] const ssize_t written = write(stop_[1], "", 1);
     thread_.join();
+  }
+  for (const Array& array : arrays_) {
+    if (array.page_count == 0) continue;
+    // Closing the descriptor does not do this while a forked process has it, too.
+    uffdio_range range{reinterpret_cast<uintptr_t>(array.pages), array.page_count * PageBytes()};
+    ioctl(faults_, UFFDIO_UNREGISTER, &range);
+    madvise(array.pages, array.page_count * PageBytes(), MADV_DOFORK);
   }
   for (const int each : {faults_, stop_[0], stop_[1]}) {
     if (each >= 0) close(each);
@@ -103,6 +117,8 @@ std::string DroppedRows::Register() {
       range.range = {reinterpret_cast<uintptr_t>(pages), count * PageBytes()};
       range.mode = UFFDIO_REGISTER_MODE_MISSING;
       if (ioctl(faults_, UFFDIO_REGISTER, &range) != 0) return SystemError("UFFDIO_REGISTER");
+      // The page faults of a forked process would find zeros.
+      if (madvise(pages, range.range.len, MADV_DONTFORK) != 0) return SystemError("MADV_DONTFORK");
     }
   }
   return "";
@@ -123,14 +139,18 @@ void DroppedRows::Run() {
 
 void DroppedRows::Serve(std::byte* address, bool is_write) {
   const std::lock_guard lock(mutex_);
+  const Deadline deadline = std::chrono::steady_clock::now() + deadline_;
   for (Array& array : arrays_) {
     if (address < array.pages || address >= array.pages + array.page_count * PageBytes()) continue;
     const auto page = static_cast<size_t>(address - array.pages) / PageBytes();
-    if (FillPages(&array, page, kFilledPages, false) == Fill::kDone) return;
-    if (FillPages(&array, page, 1, false) == Fill::kDone) return;
-    // A write needs no other rows of its page.
-    if (is_write) LoseRows(array, page);
-    if (is_write && FillPages(&array, page, 1, true) == Fill::kDone) return;
+    try {
+      if (FillPages(&array, page, kFilledPages, false, deadline) == Fill::kDone) return;
+      if (FillPages(&array, page, 1, false, deadline) == Fill::kDone) return;
+      // A write needs no other rows of its page.
+      if (is_write) LoseRows(array, page);
+      if (is_write && FillPages(&array, page, 1, true, deadline) == Fill::kDone) return;
+    } catch (const std::exception&) {
+    }
     Log("ends the process: rows that were given back cannot be read from the sidecar any more");
     std::abort();
   }
@@ -176,6 +196,7 @@ void DroppedRows::LoseRows(const Array& array, size_t page) {
     cells_[cell].owner = kLost;
     lost_.Add(static_cast<uint32_t>(cell));
     has_lost_ = true;
+    ++losses_;
   }
 }
 
@@ -185,7 +206,9 @@ void DroppedRows::Drop(const std::shared_ptr<History>& history, uint32_t begin, 
   const uint32_t owner = OwnerOf(stored);
   for (uint32_t i = begin; i < end; ++i) {
     // Rows that are away for another history remain so: it has fetched none of them since.
-    if (!HasMissingPages(history->cells[i])) cells_[history->cells[i]] = {owner, i};
+    if (HasMissingPages(history->cells[i])) continue;
+    cells_[history->cells[i]] = {owner, i};
+    prints_[history->cells[i]].store(history->prints[i], std::memory_order_relaxed);
   }
   for (uint32_t i = begin; i < end;) {
     uint32_t last = i;
@@ -222,19 +245,27 @@ void DroppedRows::GiveBack(Array* array, uint32_t owner, uint32_t first_cell, ui
       continue;
     }
     if (run == 0) continue;
-    const size_t bytes = run * PageBytes();
-    if (madvise(array->pages + page * PageBytes() - bytes, bytes, MADV_DONTNEED) == 0) {
-      given_back_bytes_ += bytes;
+    std::byte* const first = array->pages + (page - run) * PageBytes();
+    if (madvise(first, run * PageBytes(), MADV_DONTNEED) == 0) {
+      given_back_bytes_ += run * PageBytes();
     } else {
-      for (; run > 0; --run) SetMissing(array, page - run, false);
+      // Some pages may be gone all the same.
+      for (size_t i = 0; i < run; ++i) {
+        if (madvise(first + i * PageBytes(), PageBytes(), MADV_DONTNEED) == 0) {
+          given_back_bytes_ += PageBytes();
+        } else {
+          SetMissing(array, page - run + i, false);
+        }
+      }
     }
     run = 0;
   }
 }
 
 // Fills up to `count` pages from `page` on that are missing, with the lock. Rows of free cells
-// become 0. `fills_lost`: lost ones, too.
-DroppedRows::Fill DroppedRows::FillPages(Array* array, size_t page, size_t count, bool fills_lost) {
+// become 0. `fills_lost`: lost ones become NaN.
+DroppedRows::Fill DroppedRows::FillPages(Array* array, size_t page, size_t count, bool fills_lost,
+                                         Deadline deadline) {
   size_t end = page;
   while (end < std::min(array->page_count, page + count) &&
          (end == page || (IsMissing(*array, page) && IsMissing(*array, end)))) {
@@ -249,26 +280,25 @@ DroppedRows::Fill DroppedRows::FillPages(Array* array, size_t page, size_t count
   for (uint32_t cell = first; cell <= last && was_given_back;) {
     const Cell& own = cells_[cell];
     if (own.owner == kLost && !fills_lost) return Fill::kLost;
+    if (own.owner == kLost) {
+      std::fill_n(rows_.begin() + static_cast<ptrdiff_t>((cell - first) * row_bytes_), row_bytes_,
+                  std::byte{0xff});
+    }
     uint32_t next = cell + 1;
     while (next <= last && cells_[next].owner == own.owner && own.owner < kLost &&
            cells_[next].token == own.token + (next - cell)) {
       ++next;
     }
     if (own.owner < kLost &&
-        !Fetch(*array, cell, next, rows_.data() + size_t{cell - first} * row_bytes_)) {
+        !Fetch(*array, cell, next, rows_.data() + size_t{cell - first} * row_bytes_, deadline)) {
       return Fill::kFailed;
     }
     cell = next;
   }
   const std::byte* const from = rows_.data() + (first_byte - size_t{first} * row_bytes_);
   for (size_t each = page; each < end; ++each) {
-    uffdio_copy copy{};
-    copy.dst = reinterpret_cast<uintptr_t>(array->pages + each * PageBytes());
-    copy.src = reinterpret_cast<uintptr_t>(from + (each - page) * PageBytes());
-    copy.len = PageBytes();
-    if (ioctl(faults_, UFFDIO_COPY, &copy) != 0 && errno == EEXIST) {
-      uffdio_range range{copy.dst, copy.len};
-      ioctl(faults_, UFFDIO_WAKE, &range);
+    if (!CopyPage(array->pages + each * PageBytes(), from + (each - page) * PageBytes())) {
+      return Fill::kFailed;
     }
     SetMissing(array, each, false);
     fetched_bytes_ += PageBytes();
@@ -276,8 +306,38 @@ DroppedRows::Fill DroppedRows::FillPages(Array* array, size_t page, size_t count
   return Fill::kDone;
 }
 
+// Fills a page, and wakes the threads that wait for it. Returns false when memory is short.
+bool DroppedRows::CopyPage(std::byte* to, const std::byte* from) const {
+  uffdio_copy copy{};
+  copy.dst = reinterpret_cast<uintptr_t>(to);
+  copy.src = reinterpret_cast<uintptr_t>(from);
+  copy.len = PageBytes();
+  while (ioctl(faults_, UFFDIO_COPY, &copy) != 0) {
+    if (errno == EAGAIN) continue;
+    if (errno != EEXIST) return false;
+    uffdio_range range{copy.dst, copy.len};  // it is there
+    ioctl(faults_, UFFDIO_WAKE, &range);
+    return true;
+  }
+  return true;
+}
+
+// Fills the pages that a cell's rows lie on.
+DroppedRows::Fill DroppedRows::FillMissing(uint32_t cell, Deadline deadline) {
+  Fill fill = Fill::kDone;
+  for (Array& array : arrays_) {
+    ForPages(&array, cell, [&](size_t page) {
+      if (fill != Fill::kDone || !IsMissing(array, page)) return;
+      fill = FillPages(&array, page, kFilledPages, false, deadline);
+      if (fill != Fill::kDone) fill = FillPages(&array, page, 1, false, deadline);
+    });
+  }
+  return fill;
+}
+
 // Fetches the rows of cells [begin, end), which are consecutive tokens of one owner.
-bool DroppedRows::Fetch(const Array& array, uint32_t begin, uint32_t end, std::byte* to) {
+bool DroppedRows::Fetch(const Array& array, uint32_t begin, uint32_t end, std::byte* to,
+                        Deadline deadline) {
   const Attention& shape = layers_.shape;
   const StoredHistory& stored = *owners_[cells_[begin].owner];
   const uint32_t token = cells_[begin].token, count = end - begin;
@@ -295,7 +355,6 @@ bool DroppedRows::Fetch(const Array& array, uint32_t begin, uint32_t end, std::b
   rows.layer = array.layer;
   rows.keys = tensor(array.has_values ? other_rows_.data() : to);
   rows.values = tensor(array.has_values ? to : other_rows_.data());
-  const auto deadline = std::chrono::steady_clock::now() + deadline_;
   for (;;) {
     pqc_sequence* const sequence = sidecar_->BeginReading(stored);
     const pqc_status status = sequence == nullptr
@@ -329,6 +388,7 @@ bool DroppedRows::HasMissingPages(uint32_t cell) {
 
 void DroppedRows::Return(const History& history, uint32_t keep) {
   const std::lock_guard lock(mutex_);
+  const Deadline deadline = std::chrono::steady_clock::now() + deadline_;
   bool is_lost = false;
   const auto is_owned = [&](uint32_t i) {
     const Cell& cell = cells_[history.cells[i]];
@@ -336,22 +396,36 @@ void DroppedRows::Return(const History& history, uint32_t keep) {
   };
   const uint32_t begin = std::max(keep, history.offloaded_begin);
   for (uint32_t i = begin; i < history.offloaded_end && !is_lost; ++i) {
-    if (!is_owned(i)) continue;
-    for (Array& array : arrays_) {
-      ForPages(&array, history.cells[i], [&](size_t page) {
-        if (is_lost || !IsMissing(array, page)) return;
-        is_lost = FillPages(&array, page, kFilledPages, true) != Fill::kDone &&
-                  FillPages(&array, page, 1, true) != Fill::kDone;
-      });
-    }
+    if (is_owned(i)) is_lost = FillMissing(history.cells[i], deadline) != Fill::kDone;
   }
   for (uint32_t i = begin; i < history.offloaded_end; ++i) {
     if (!is_owned(i)) continue;
     const uint32_t cell = history.cells[i];
     const bool loses = is_lost && HasMissingPages(cell);
     cells_[cell].owner = loses ? kLost : kFree;
-    if (loses) lost_.Add(cell);
-    has_lost_ = has_lost_ || loses;
+    if (!loses) continue;
+    lost_.Add(cell);
+    has_lost_ = true;
+    ++losses_;
+  }
+}
+
+bool DroppedRows::Bring(std::span<const uint32_t> cells) {
+  const std::lock_guard lock(mutex_);
+  const Deadline deadline = std::chrono::steady_clock::now() + deadline_;
+  return std::all_of(cells.begin(), cells.end(),
+                     [&](uint32_t cell) { return FillMissing(cell, deadline) == Fill::kDone; });
+}
+
+void DroppedRows::FindAway(const CellSet& seen, std::vector<uint32_t>* cells) const {
+  cells->clear();
+  for (size_t word = 0; word < away_.size(); ++word) {
+    uint64_t left = seen.words()[word];
+    if (left != 0) left &= away_[word].load(std::memory_order_acquire);
+    for (; left != 0; left &= left - 1) {
+      cells->push_back(static_cast<uint32_t>(word * 64) +
+                       static_cast<uint32_t>(std::countr_zero(left)));
+    }
   }
 }
 
@@ -362,6 +436,8 @@ void DroppedRows::Write(std::span<const uint32_t> cells) {
     lost_.Remove(cell);
     if (cells_[cell].owner == kLost) cells_[cell].owner = kFree;
   }
+  has_lost_ = std::any_of(lost_.words().begin(), lost_.words().end(),
+                          [](uint64_t word) { return word != 0; });
 }
 
 bool DroppedRows::has_lost() const {

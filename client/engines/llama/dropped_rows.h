@@ -36,14 +36,17 @@ class DroppedRows {
   DroppedRows(const DroppedRows&) = delete;
   DroppedRows& operator=(const DroppedRows&) = delete;
 
-  // Drops the rows of tokens [begin, end) of a history, which the sidecar has, and notes that in
-  // the history. Cells that another history has remain. Only pages are given back that have no
+  // Drops the rows of tokens [begin, end) of a history, which are those of its fingerprints and
+  // which the sidecar has, and notes that in the history. Only pages are given back that have no
   // other rows.
   void Drop(const std::shared_ptr<History>& history, uint32_t begin, uint32_t end,
             StoredHistory* stored);
   // Fetches the rows of a history's dropped tokens from `keep` on, before the history becomes
-  // shorter. Rows that cannot be fetched are lost.
+  // shorter. Rows that cannot be fetched before the deadline are lost.
   void Return(const History& history, uint32_t keep);
+  // Fetches the rows of cells that other reads than the plug-in's are about to need. Returns false
+  // when some cannot be fetched before the deadline.
+  bool Bring(std::span<const uint32_t> cells);
   // The graph is about to write these cells, whose rows are not lost any more.
   void Write(std::span<const uint32_t> cells);
 
@@ -51,13 +54,18 @@ class DroppedRows {
   uint64_t given_back_bytes() const { return given_back_bytes_; }
   uint64_t fetched_bytes() const { return fetched_bytes_; }
   bool has_lost() const;
+  // The number of times that rows were lost.
+  uint64_t losses() const { return losses_; }
   // Returns whether a query token sees a lost row.
   bool SeesLost(const CellSet& seen) const;
   // Returns whether the page with the first bytes of a cell's key of the last layer was given back,
-  // and not fetched since: then the key is what it was.
+  // and not fetched since: then the key is what it was, and PrintOf its fingerprint.
   bool IsAway(uint32_t cell) const {
     return (away_[cell / 64].load(std::memory_order_acquire) >> cell % 64 & 1) != 0;
   }
+  uint64_t PrintOf(uint32_t cell) const { return prints_[cell].load(std::memory_order_relaxed); }
+  // Sets `cells` to those of `seen` that are away.
+  void FindAway(const CellSet& seen, std::vector<uint32_t>* cells) const;
 
  private:
   // An array of rows, and its whole pages.
@@ -90,8 +98,11 @@ class DroppedRows {
   void SetMissing(Array* array, size_t page, bool is_missing);
   bool IsDropped(const Array& array, uint32_t owner, size_t page) const;
   void GiveBack(Array* array, uint32_t owner, uint32_t first_cell, uint32_t last_cell);
-  Fill FillPages(Array* array, size_t page, size_t count, bool fills_lost);
-  bool Fetch(const Array& array, uint32_t begin, uint32_t end, std::byte* to);
+  using Deadline = std::chrono::steady_clock::time_point;
+  Fill FillPages(Array* array, size_t page, size_t count, bool fills_lost, Deadline deadline);
+  Fill FillMissing(uint32_t cell, Deadline deadline);
+  bool CopyPage(std::byte* to, const std::byte* from) const;
+  bool Fetch(const Array& array, uint32_t begin, uint32_t end, std::byte* to, Deadline deadline);
   uint32_t OwnerOf(StoredHistory* stored);
 
   const Layers& layers_;
@@ -107,7 +118,9 @@ class DroppedRows {
   std::vector<Cell> cells_;
   CellSet lost_;
   bool has_lost_ = false;
-  std::vector<std::atomic<uint64_t>> away_;  // bit per cell: IsAway
+  std::atomic<uint64_t> losses_{0};
+  std::vector<std::atomic<uint64_t>> away_;    // bit per cell: IsAway
+  std::vector<std::atomic<uint64_t>> prints_;  // of each cell: PrintOf
   std::atomic<uint64_t> given_back_bytes_{0};
   std::atomic<uint64_t> fetched_bytes_{0};
   std::vector<StoredHistory*> owners_;

@@ -1,6 +1,7 @@
 #include "client/engines/llama/histories.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <utility>
 
@@ -9,6 +10,10 @@ namespace {
 
 // The longest unused history ends when another one begins.
 constexpr size_t kMostHistories = 64;
+
+// Whether tokens of any history of the process have been offloaded: an application may have freed
+// cells of another context than it meant.
+std::atomic<bool> any_offloaded{false};
 
 bool Contains(std::span<const std::shared_ptr<History>> histories,
               const std::shared_ptr<History>& history) {
@@ -51,7 +56,10 @@ void Histories::Shorten(History* history, uint32_t keep) {
   }
   history->cells.resize(keep);
   history->prints.resize(keep);
-  if (keep == 0) history->is_ordered = true;
+  if (keep == 0) {
+    history->is_ordered = true;
+    history->has_offset = false;
+  }
   history->offloaded_end = std::min(history->offloaded_end, keep);
   if (!history->has_offloaded()) {
     history->offloaded_begin = history->offloaded_end = 0;
@@ -84,8 +92,7 @@ uint32_t Histories::FirstChanged(const History& history, uint32_t count, Fingerp
   for (uint32_t i = 0; i < count; ++i) {
     if (i == history.offloaded_begin && skips) i = history.offloaded_end;
     if (i >= count) break;
-    const uint64_t print = fingerprint(context, history.cells[i]);
-    if (print != history.prints[i] && print != kUnread) return i;
+    if (fingerprint(context, history.cells[i]) != history.prints[i]) return i;
   }
   return count;
 }
@@ -118,11 +125,11 @@ Histories::Match Histories::FindOffloaded(const CellSet& seen, uint64_t position
     *found = history;
     return Match::kFound;
   }
-  return has_offloaded_ && seen_count != position ? Match::kBroken : Match::kNone;
+  return any_offloaded && seen_count != position ? Match::kBroken : Match::kNone;
 }
 
 void Histories::Offload(History* history, uint32_t begin, uint32_t end) {
-  has_offloaded_ = true;
+  has_offloaded_ = any_offloaded = true;
   if (!history->has_offloaded()) history->offloaded_begin = history->offloaded_end = begin;
   for (; history->offloaded_end < end; ++history->offloaded_end) {
     uint32_t& cell = history->cells[history->offloaded_end];
@@ -169,6 +176,11 @@ std::shared_ptr<History> Histories::Begin(const CellSet& seen,
                                           std::span<const std::shared_ptr<History>> taken,
                                           FingerprintOf fingerprint, const void* context,
                                           std::shared_ptr<History>* ended) {
+  auto history = std::make_shared<History>(cell_count_);
+  history->last_used = ++uses_;
+  history->last_checked = graph_;
+  AddSeen(seen, fingerprint, context, history.get());
+  all_.reserve(kMostHistories + 1);
   if (all_.size() == kMostHistories) {
     auto oldest = all_.end();
     for (auto each = all_.begin(); each != all_.end(); ++each) {
@@ -180,10 +192,6 @@ std::shared_ptr<History> Histories::Begin(const CellSet& seen,
     *ended = *oldest;
     all_.erase(oldest);
   }
-  auto history = std::make_shared<History>(cell_count_);
-  history->last_used = ++uses_;
-  history->last_checked = graph_;
-  AddSeen(seen, fingerprint, context, history.get());
   all_.push_back(history);
   return history;
 }

@@ -53,6 +53,8 @@ struct History {
   uint64_t last_checked = 0;     // graph whose query tokens found its rows unchanged
   uint64_t version = 0;          // raised when the history becomes shorter
   bool is_gone = false;          // dropped from the list
+  bool has_offset = false;       // where its positions are known
+  int64_t offset = 0;            // from a token's number to its position
   bool is_ordered = true;        // token i has position i
   bool is_lost = false;          // the sidecar has lost the rows of offloaded tokens
   uint32_t offloaded_begin = 0;  // offloaded tokens
@@ -67,9 +69,7 @@ struct History {
 };
 
 // Reads the 8 bytes by which a cell's rows are recognised, of the last layer's key: it depends on
-// all tokens before, and on the position. kUnread for rows that were given back: they are as they
-// were.
-inline constexpr uint64_t kUnread = UINT64_MAX;
+// all tokens before, and on the position.
 using FingerprintOf = uint64_t (*)(const void* context, uint32_t cell);
 
 class Histories {
@@ -124,8 +124,8 @@ class Histories {
 
   // Finds the history with offloaded tokens that a query token at `position` continues. It may have
   // more tokens than `position`, which the application has then removed. kBroken: none is found,
-  // tokens of this cache have been offloaded, and the query token does not see as many cells as it
-  // has tokens before it, so that it may lack offloaded ones.
+  // tokens have been offloaded in this process, and the query token does not see as many cells as
+  // it has tokens before it, so that it may lack offloaded ones.
   enum class Match { kNone, kFound, kBroken };
   Match FindOffloaded(const CellSet& seen, uint64_t position, FingerprintOf fingerprint,
                       const void* context, std::shared_ptr<History>* found) const;
@@ -133,6 +133,10 @@ class Histories {
   void Offload(History* history, uint32_t begin, uint32_t end);
   // Notes a use of a history.
   void Use(History* history) { history->last_used = ++uses_; }
+  // Returns whether the rows of all tokens with cells are those that the history has.
+  static bool IsUnchanged(const History& history, FingerprintOf fingerprint, const void* context) {
+    return FirstChanged(history, history.size(), fingerprint, context) == history.size();
+  }
   // Returns whether tokens of any history have been offloaded, since the beginning.
   bool has_offloaded() const { return has_offloaded_; }
 

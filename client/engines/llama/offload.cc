@@ -1,7 +1,6 @@
 #include "client/engines/llama/offload.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -16,12 +15,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLostTokens = "the sidecar has lost offloaded tokens";
 constexpr auto kPause = std::chrono::milliseconds(2);  // before a read is repeated
-
-uint32_t CountCells(const CellSet& set) {
-  uint32_t count = 0;
-  for (const uint64_t word : set.words()) count += static_cast<uint32_t>(std::popcount(word));
-  return count;
-}
 
 bool IsTransient(pqc_status status) {
   return status == PQC_UNAVAILABLE || status == PQC_DEADLINE_EXCEEDED || status == PQC_ABORTED;
@@ -57,10 +50,11 @@ bool Offload::CannotFollow(const char* reason) {
 }
 
 bool Offload::Follow(const Attention& attention, std::span<const uint32_t> written,
-                     Sidecar* sidecar, const DroppedRows* dropped) {
+                     Sidecar* sidecar, DroppedRows* dropped) {
   const uint32_t count = attention.streams * attention.tokens;
   is_ended_ = true;
   graph_has_offloaded_ = false;
+  deadline_ = {};
   rows_.clear();
   group_of_.assign(count, -1);
   written_.assign(written.begin(), written.end());
@@ -70,26 +64,52 @@ bool Offload::Follow(const Attention& attention, std::span<const uint32_t> writt
       attention.stream_cells % 64 != 0) {
     return CannotFollow("the cells of its tokens are not known");
   }
+  const uint64_t losses = dropped == nullptr ? 0 : dropped->losses();
   for (uint32_t row = 0; row < count; ++row) {
-    const uint32_t stream = row / attention.tokens, token = row % attention.tokens;
-    const uint32_t base = attention.first_cell + stream * attention.stream_cells;
-    seen_.Clear();
-    if (!ReadSeen(attention, stream, token, seen_.words().subspan(base / 64))) {
-      return CannotFollow("its masks have other values than 0 and minus infinity");
-    }
-    uint32_t before = row;
-    while (before > 0 && !seen_.Has(written_[before - 1])) --before;
-    for (const uint32_t cell : written_) seen_.Remove(cell);
-    if (dropped != nullptr && dropped->SeesLost(seen_)) return Fail(kLostTokens);
-    if (before > 0 ? !Continue(row, before - 1) : !Begin(row, positions_[row], sidecar)) {
-      return false;
-    }
+    if (!FollowRow(attention, row, sidecar, dropped)) return false;
+    if (!is_usable_) return true;
   }
+  // The histories of these query tokens, or others, have lost rows that some of them may see.
+  if (dropped != nullptr && dropped->losses() != losses) return Fail(kLostTokens);
   for (const FollowedRows& rows : rows_) {
     graph_has_offloaded_ = graph_has_offloaded_ || rows.history->has_offloaded();
   }
   is_ended_ = false;
   return true;
+}
+
+bool Offload::FollowRow(const Attention& attention, uint32_t row, Sidecar* sidecar,
+                        DroppedRows* dropped) {
+  const uint32_t stream = row / attention.tokens, token = row % attention.tokens;
+  const uint32_t base = attention.first_cell + stream * attention.stream_cells;
+  seen_.Clear();
+  if (!ReadSeen(attention, stream, token, seen_.words().subspan(base / 64))) {
+    return CannotFollow("its masks have other values than 0 and minus infinity");
+  }
+  uint32_t before = row;
+  while (before > 0 && !seen_.Has(written_[before - 1])) --before;
+  for (const uint32_t cell : written_) seen_.Remove(cell);
+  if (dropped != nullptr && dropped->SeesLost(seen_)) return Fail(kLostTokens);
+  if (before > 0 ? !Continue(row, before - 1) : !Begin(row, positions_[row], sidecar)) return false;
+  return dropped == nullptr || BringUnread(row, dropped);
+}
+
+// Fetches the rows that a query token sees and that are away for another history than its own: they
+// are read in llama.cpp's memory.
+bool Offload::BringUnread(uint32_t row, DroppedRows* dropped) {
+  const int32_t group = group_of_[row];
+  if (group >= 0 && rows_[static_cast<size_t>(group)].first_row != row) return true;
+  dropped->FindAway(seen_, &away_);
+  if (away_.empty()) return true;
+  if (group >= 0) {
+    const History& history = *rows_[static_cast<size_t>(group)].history;
+    CellSet own(histories_->cell_count());
+    for (uint32_t i = history.offloaded_begin; i < history.offloaded_end; ++i) {
+      own.Add(history.cells[i]);
+    }
+    std::erase_if(away_, [&own](uint32_t cell) { return own.Has(cell); });
+  }
+  return dropped->Bring(away_) || Fail("rows that were given back could not be read");
 }
 
 // Follows a query token that sees an earlier one of the graph, `before` being the last of these.
@@ -98,13 +118,13 @@ bool Offload::Continue(uint32_t row, uint32_t before) {
   FollowedRows& rows = rows_[static_cast<size_t>(group_of_[before])];
   const bool is_next = rows.first_row + rows.count == row && before + 1 == row &&
                        positions_[row] == positions_[before] + 1 &&
-                       CountCells(seen_) == rows.seen_count;
+                       std::ranges::equal(seen_.words(), rows.seen.words());
   if (is_next) {
     ++rows.count;
     group_of_[row] = group_of_[before];
     return true;
   }
-  if (rows.history->has_offloaded()) return Fail("a sequence with offloaded tokens was copied");
+  if (rows.history->lacks_cells()) return Fail("a sequence with offloaded tokens was copied");
   rows.history->is_ordered = false;
   return true;
 }
@@ -130,7 +150,15 @@ bool Offload::Begin(uint32_t row, int32_t position, Sidecar* sidecar) {
       for (const FollowedRows& rows : rows_) taken.push_back(rows.history);
       history = histories_->Continue(seen_, taken, fingerprint_, fingerprint_context_, shorten_);
       if (history == nullptr || has(history)) return true;
-      if (history->size() != at) history->is_ordered = false;
+      const int64_t offset = position - static_cast<int64_t>(history->size());
+      if (history->has_offset && history->offset != offset) {
+        // Positions were shifted, which the last layer's keys may not show: the rows are new ones.
+        shorten_(history, 0);
+        return Begin(row, position, sidecar);
+      }
+      history->has_offset = true;
+      history->offset = offset;
+      if (offset != 0) history->is_ordered = false;
     }
   }
   if (history->is_lost) return Fail(kLostTokens);
@@ -138,7 +166,7 @@ bool Offload::Begin(uint32_t row, int32_t position, Sidecar* sidecar) {
   const bool is_stored = history->has_offloaded() || history->size() >= settings_.min_tokens;
   if (sidecar != nullptr && is_stored) stored = &sidecar->Of(history);
   group_of_[row] = static_cast<int32_t>(rows_.size());
-  rows_.push_back({history, stored, row, 1, history->size(), CountCells(seen_)});
+  rows_.push_back({history, stored, row, 1, history->size(), seen_});
   return true;
 }
 
@@ -186,7 +214,6 @@ bool Offload::AttendRows(const Attention& attention, uint32_t layer, const Follo
   out.output_capacity = outputs;
   out.lse = results->data() + outputs;
   out.lse_capacity = size_t{rows.count} * heads;
-  const auto deadline = Clock::now() + std::chrono::milliseconds(settings_.deadline_ms);
   for (;;) {
     pqc_sequence* const sequence = sidecar->BeginReading(*rows.stored);
     const pqc_status status =
@@ -198,7 +225,10 @@ bool Offload::AttendRows(const Attention& attention, uint32_t layer, const Follo
       if (sidecar->IsLost(*rows.stored)) return Fail(kLostTokens);
       if (sequence != nullptr) sidecar->ReportFailure(rows.stored, status);
     }
-    if (!IsTransient(status) || Clock::now() > deadline) {
+    if (deadline_ == Clock::time_point()) {
+      deadline_ = Clock::now() + std::chrono::milliseconds(settings_.deadline_ms);
+    }
+    if (!IsTransient(status) || Clock::now() > deadline_) {
       return Fail("offloaded tokens could not be read from the sidecar");
     }
     std::this_thread::sleep_for(kPause);
@@ -248,6 +278,10 @@ pqc_status Offload::Take(uint64_t tokens, Sidecar* sidecar, uint32_t* begin, uin
   if (last <= history->offloaded_end) {
     *end = history->offloaded_end;
     return PQC_OK;
+  }
+  if (!Histories::IsUnchanged(*history, fingerprint_, fingerprint_context_)) {
+    *problem = "the sequence has other keys than its batches have given it";
+    return PQC_FAILED_PRECONDITION;
   }
   const auto deadline = Clock::now() + std::chrono::milliseconds(settings_.deadline_ms);
   if (!sidecar->WaitUntilStored(history, last, deadline, &lock)) {

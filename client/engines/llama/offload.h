@@ -12,6 +12,7 @@
 #ifndef PQCACHED_CLIENT_ENGINES_LLAMA_OFFLOAD_H_
 #define PQCACHED_CLIENT_ENGINES_LLAMA_OFFLOAD_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,8 +38,8 @@ struct FollowedRows {
   StoredHistory* stored;  // null: the sidecar has no rows of it
   uint32_t first_row;
   uint32_t count;
-  uint32_t base;        // tokens of the history before the graph
-  uint32_t seen_count;  // cells of these that the query tokens see
+  uint32_t base;  // tokens of the history before the graph
+  CellSet seen;   // cells of these that the query tokens see
 };
 
 class Offload {
@@ -52,7 +53,7 @@ class Offload {
   // `dropped`: null when no memory is given back. Returns false when the graph must fail; problem()
   // has the reason.
   bool Follow(const Attention& attention, std::span<const uint32_t> written, Sidecar* sidecar,
-              const DroppedRows* dropped);
+              DroppedRows* dropped);
   // False after a graph that cannot be followed at all: positions are not known, for example.
   bool is_usable() const { return is_usable_; }
   std::span<const FollowedRows> rows() const { return rows_; }
@@ -82,6 +83,8 @@ class Offload {
  private:
   bool Fail(const char* problem);
   bool CannotFollow(const char* reason);
+  bool FollowRow(const Attention& attention, uint32_t row, Sidecar* sidecar, DroppedRows* dropped);
+  bool BringUnread(uint32_t row, DroppedRows* dropped);
   bool Continue(uint32_t row, uint32_t before);
   bool Begin(uint32_t row, int32_t position, Sidecar* sidecar);
   std::shared_ptr<History> Find(uint64_t tokens, std::string* problem) const;
@@ -101,10 +104,12 @@ class Offload {
   std::vector<uint32_t> written_;
   std::span<const int32_t> positions_;
   CellSet seen_;
+  std::vector<uint32_t> away_;  // cells that a query token sees, and that are away
   std::vector<FollowedRows> rows_;
   std::vector<int32_t> group_of_;  // element of rows_ of a query token, or -1
   bool graph_has_offloaded_ = false;
   bool is_ended_ = true;
+  std::chrono::steady_clock::time_point deadline_ = {};  // since the graph's first failed read
   std::vector<float> queries_;
   std::vector<std::vector<float>> results_;  // of each element of rows_: output, then lse
 };

@@ -43,6 +43,7 @@ Selection::Selection(const Settings& settings, EngineThreads* threads, int32_t r
 
 Selection::~Selection() {
   if (step_ != nullptr) pqc_step_abandon(step_);
+  if (sidecar_ != nullptr) sidecar_->SetBring(nullptr);
 }
 
 void Selection::Write(const LayerArrays& arrays, const Attention& shape,
@@ -81,7 +82,8 @@ void Selection::EndLearning() {
   std::string problem;
   dropped_ = DroppedRows::Open(layers_, histories_->cell_count(), sidecar_.get(),
                                std::chrono::milliseconds(settings_.deadline_ms), &problem);
-  if (dropped_ == nullptr) Log("gives no memory back: " + problem);
+  if (dropped_ == nullptr) return Log("gives no memory back: " + problem);
+  sidecar_->SetBring([this](std::span<const uint32_t> cells) { return dropped_->Bring(cells); });
 }
 
 // Makes a history shorter. With the histories' lock.
@@ -107,6 +109,7 @@ void Selection::TurnOff(const char* reason) {
   }
   Log(std::string(fails_ ? "llama_decode fails" : "attends exactly") + ", because the model has " +
       reason);
+  offload_.reset();
 }
 
 // Adds a layer of the first graph.
@@ -498,7 +501,7 @@ void Selection::ParallelFor(void* self, uint32_t count, void (*body)(void* conte
 
 uint64_t Selection::Fingerprint(const void* self, uint32_t cell) {
   const Selection& own = *static_cast<const Selection*>(self);
-  if (own.dropped_ != nullptr && own.dropped_->IsAway(cell)) return kUnread;
+  if (own.dropped_ != nullptr && own.dropped_->IsAway(cell)) return own.dropped_->PrintOf(cell);
   const Layers& layers = own.layers_;
   uint64_t print;
   std::memcpy(&print, layers.KeyRow(static_cast<uint32_t>(layers.arrays.size()) - 1, cell),

@@ -68,6 +68,8 @@ class Selection {
   void Finish();
   // Likewise for a node that is ggml's.
   void Leave();
+  // The node is computed, by ggml or not.
+  void Complete();
 
   // Offload::Take.
   pqc_status TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end, std::string* problem);
@@ -129,6 +131,7 @@ class Selection {
   std::unique_ptr<Offload> offload_;      // null: no tokens are offloaded
   std::unique_ptr<DroppedRows> dropped_;  // null: no memory is given back
   bool fails_ = false;                    // llama.cpp lacks rows
+  bool is_to_drop_ = false;               // Complete drops rows
 
   // These belong to the graph.
   std::vector<uint32_t> written_;     // cells, of all query tokens

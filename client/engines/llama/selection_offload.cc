@@ -1,8 +1,10 @@
 // The part of Selection that has to do with offloaded tokens, whose rows only the sidecar has.
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "client/engines/llama/log.h"
 #include "client/engines/llama/selection.h"
@@ -31,7 +33,8 @@ bool Selection::Follow(const Attention& attention) {
     fails_ = !ReturnAll();
     return !fails_;
   }
-  if (layer_ && attention.node->src[3] == mask_) return true;
+  const bool has_begun = !is_learned_ || !is_fresh_;
+  if (layer_ && has_begun && attention.node->src[3] == mask_) return true;
   TurnOff("layers that have masks of their own");
   return !fails_;
 }
@@ -71,7 +74,13 @@ void Selection::Leave() {
   if (offload_ == nullptr || !IsLastLayer()) return;
   const auto lock = LockHistories();
   offload_->EndGraph();
-  if (dropped_ != nullptr) DropStored();
+  is_to_drop_ = dropped_ != nullptr;
+}
+
+void Selection::Complete() {
+  if (!std::exchange(is_to_drop_, false) || offload_ == nullptr) return;
+  const auto lock = LockHistories();
+  DropStored();
 }
 
 // Gives back the memory of rows that the sidecar has, but for those of the window and some behind
@@ -94,13 +103,15 @@ void Selection::DropStored() {
   }
 }
 
-bool Selection::ReturnAll() {
+bool Selection::ReturnAll() try {
   if (histories_ == nullptr) return true;
   const auto lock = LockHistories();
   for (const auto& history : histories_->all()) {
     if (dropped_ != nullptr && history->has_offloaded()) Shorten(history, 0);
   }
   return !histories_->has_offloaded() && (dropped_ == nullptr || !dropped_->has_lost());
+} catch (const std::exception&) {
+  return false;
 }
 
 pqc_status Selection::TakeOffload(uint64_t tokens, uint32_t* begin, uint32_t* end,

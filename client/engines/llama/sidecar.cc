@@ -91,6 +91,11 @@ Sidecar::~Sidecar() {
   thread_.join();
 }
 
+void Sidecar::SetBring(std::function<bool(std::span<const uint32_t> cells)> bring) {
+  const auto lock = Lock();
+  bring_ = std::move(bring);
+}
+
 std::unique_lock<std::mutex> Sidecar::Lock() {
   waiting_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
@@ -233,6 +238,10 @@ bool Sidecar::Connect() {
   options.client_name = "llama.cpp";
   options.path = PQC_PATH_ONLY_LOCAL;  // elsewhere, a step's calls wait for the sidecar
   options.timeout_ms = kTimeoutMs;
+  if (settings_.offloads_or_drops()) {
+    options.timeout_ms =
+        static_cast<uint32_t>(std::min<uint64_t>(kTimeoutMs, settings_.deadline_ms));
+  }
   options.parallel_for = parallel_for_;
   options.parallel_for_context = parallel_for_context_;
   options.thread_count = threads_;
@@ -445,6 +454,11 @@ uint32_t Sidecar::CopyChunk(StoredHistory* stored, std::unique_lock<std::mutex>*
   for (uint32_t layer = 0; layer < layers_.arrays.size(); ++layer) {
     for (uint32_t begin = 0; begin < count; begin += kCopiedTokens) {
       const uint32_t end = std::min(count, begin + kCopiedTokens);
+      const auto cells = std::span(stored->history->cells).subspan(first + begin, end - begin);
+      if (bring_ != nullptr && !bring_(cells)) {
+        stored->retry_at = std::chrono::steady_clock::now() + kRetry;
+        return 0;
+      }
       for (uint32_t i = begin; i < end; ++i) {
         const uint32_t cell = stored->history->cells[first + i];
         std::memcpy(next + i * key_bytes, layers_.KeyRow(layer, cell), key_bytes);

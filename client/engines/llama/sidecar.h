@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -91,6 +92,10 @@ class Sidecar {
 
   const Layers& layers() const { return layers_; }
 
+  // Has `bring` called before rows of cells are copied, with the lock: it returns false when they
+  // cannot be read.
+  void SetBring(std::function<bool(std::span<const uint32_t> cells)> bring);
+
   // Locks the histories for the engine's thread. All calls below are made with this lock.
   std::unique_lock<std::mutex> Lock();
 
@@ -148,6 +153,7 @@ class Sidecar {
   pqc_client* client_ = nullptr;
   pqc_cache* cache_ = nullptr;
   std::vector<std::unique_ptr<StoredHistory>> stored_;
+  std::function<bool(std::span<const uint32_t>)> bring_;
 
   // Held while client and sequences end, which waits for readers. Taken after mutex_.
   std::mutex reading_mutex_;

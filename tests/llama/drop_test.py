@@ -26,7 +26,6 @@ from skip import skip_unless  # noqa: E402
 KILLS = int(os.environ.get("PQCACHED_LLAMA_KILLS", "10"))
 GAVE_BACK = re.compile(r"; gave back (\d+) KiB, and fetched (\d+) again")
 WORDS = "drop,min_tokens=64,sink_tokens=4,window_tokens=8"
-SELECTIONS = ("", "ratio=1,index=flat,", "ratio=1,")  # all of them attend to everything
 USERFAULTFD = pathlib.Path("/proc/sys/vm/unprivileged_userfaultfd").exists()
 
 
@@ -46,6 +45,7 @@ def running(work):
 @skip_unless("llama", USERFAULTFD, "this kernel has no userfaultfd")
 class DroppedRows(sidecar_test.Sidecars):
     version = None
+    selections = ("",)
 
     def bytes_of(self, messages):
         self.assertNotIn("gives no memory back", messages)
@@ -76,7 +76,7 @@ class DroppedRows(sidecar_test.Sidecars):
     # The scripts copy, shift, remove and restore sequences, whose rows llama.cpp reads itself.
     def test_every_read_finds_the_rows(self):
         self.daemon()
-        for selection in SELECTIONS:
+        for selection in self.selections:
             for seed, modes in ((21, []), (60, ["unified"])):
                 with self.subTest(selection=selection, modes=modes):
                     gave_back, fetched = self.bytes_of(self.compare_all(modes, selection, seed))
@@ -93,6 +93,7 @@ class DroppedRows(sidecar_test.Sidecars):
 @needs(engine.TESTED[0])
 class NewestVersion(DroppedRows, Folder):
     version = engine.TESTED[0]
+    selections = ("", "ratio=1,index=flat,", "ratio=1,")  # all of them attend to everything
 
     def test_a_killed_worker_changes_nothing(self):
         daemon = self.daemon()

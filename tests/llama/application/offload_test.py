@@ -158,6 +158,21 @@ class NewestVersion(OffloadedSequences, Folder):
         _, _, messages = self.offloaded(1, 9, [], "deadline_ms=100,", statuses=(4,))
         self.assertIn("not offloaded: the sidecar has not stored the rows in time", messages)
 
+    def test_a_program_registers_the_plugin_itself(self):
+        expected = self.expected(1, 10, [])
+        for path, status in ((PLUGIN, 0), (LIBRARIES / "libpqcached_client.so", 5), (self.folder / "absent.so", 5)):
+            environment = {**engine.environment(None, "min_tokens=1"), "PQCACHED_LLAMA_REGISTER": str(path)}
+            output = self.folder / "logits"
+            ended = subprocess.run([self.program(self.version, "offloading"),
+                                    *map(str, [self.model(1), output, 10, COUNT, 4096, 32])],
+                                   env=environment, cwd=engine.binaries(self.version), capture_output=True, text=True, timeout=300)
+            self.assertEqual(ended.returncode, status, ended.stderr)
+            if status == 0:
+                self.assertRegex(ended.stderr, r"computed [1-9]\d+ attention nodes")
+                self.assertLess(np.abs(np.fromfile(output, np.float32).reshape(-1, VOCABULARY) - expected).max(), 1e-5)
+            else:
+                self.assertRegex(ended.stderr, "not registered: (path: not a backend of ggml|.*cannot open shared object file)")
+
     def test_without_the_word_it_is_refused(self):
         _, _, messages = self.run_script(1, 9, CELLS, 192, ["offload"], "min_tokens=1", statuses=(4,))
         self.assertIn("not offloaded: PQCACHED_LLAMA lacks the word offload", messages)

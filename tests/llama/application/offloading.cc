@@ -6,6 +6,8 @@
 //   offloading MODEL OUTPUT SEED COUNT CELLS UBATCH [unified] [offload] [persistent]
 //              [slow] [copy|shift|hole]
 //
+// PQCACHED_LLAMA_REGISTER in the environment: the plug-in that the program loads itself.
+//
 // After a failed batch the program says so and ends; `persistent` repeats the batch instead. `slow` waits between
 // operations. At the
 // end sequence 0 is changed (`copy`, `shift` or `hole`), and the result of its next batch printed,
@@ -207,6 +209,11 @@ int main(int argc, char** argv) {
   llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
   ggml_backend_load_all();
   llama_backend_init();
+  const char* const plugin = std::getenv("PQCACHED_LLAMA_REGISTER");
+  if (plugin != nullptr && pqc_llama_register(plugin) != PQC_OK) {
+    std::fprintf(stderr, "not registered: %s\n", pqc_llama_last_error());
+    return 5;
+  }
   llama_model* model = llama_model_load_from_file(argv[1], llama_model_default_params());
   if (model == nullptr) return 1;
   llama_context_params params = llama_context_default_params();

@@ -165,6 +165,17 @@ PQC_API pqc_status pqc_llama_restore(pqc_llama_cache* cache, struct llama_contex
  *                                  again. No cells are freed */
 PQC_API pqc_status pqc_llama_offload(struct llama_context* context, int32_t seq);
 
+/* Loads the plug-in where GGML_BACKEND_PATH has no effect, because ggml was built without
+ * GGML_BACKEND_DL: in a program that is linked with ggml statically, for example, which then needs
+ * the linker's -rdynamic. To be called before a model is loaded. path: of libggml-pqcached.so;
+ * NULL = as the dynamic linker finds it. A plug-in that is loaded already is no error.
+ *
+ * Errors: PQC_NOT_FOUND            path: it cannot be loaded
+ *         PQC_INVALID_ARGUMENT     path: another library
+ *         PQC_FAILED_PRECONDITION  the process shows no ggml, or the plug-in refuses its version or
+ *                                  the settings in PQCACHED_LLAMA, and has logged the reason */
+PQC_API pqc_status pqc_llama_register(const char* path);
+
 /* Returns the message of the calling thread's last failure of this library, "" when its last call
  * succeeded. Valid until the thread's next call. Never fails. */
 PQC_API const char* pqc_llama_last_error(void);

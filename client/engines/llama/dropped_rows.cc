@@ -32,10 +32,10 @@ size_t PageBytes() {
   return bytes;
 }
 
+// Returns the first page's beginning at an address or behind it.
 std::byte* RoundUp(std::byte* address) {
-  const size_t page = PageBytes();
-  return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(address) + page - 1) / page *
-                                      page);
+  const size_t over = reinterpret_cast<uintptr_t>(address) % PageBytes();
+  return over == 0 ? address : address + (PageBytes() - over);
 }
 
 std::string SystemError(const char* call) {
@@ -132,17 +132,18 @@ void DroppedRows::Run() {
     uffd_msg message;
     if (read(faults_, &message, sizeof(message)) != sizeof(message)) continue;
     if (message.event != UFFD_EVENT_PAGEFAULT) continue;
-    Serve(reinterpret_cast<std::byte*>(static_cast<uintptr_t>(message.arg.pagefault.address)),
+    Serve(static_cast<uintptr_t>(message.arg.pagefault.address),
           (message.arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0);
   }
 }
 
-void DroppedRows::Serve(std::byte* address, bool is_write) {
+void DroppedRows::Serve(uintptr_t address, bool is_write) {
   const std::lock_guard lock(mutex_);
   const Deadline deadline = std::chrono::steady_clock::now() + deadline_;
   for (Array& array : arrays_) {
-    if (address < array.pages || address >= array.pages + array.page_count * PageBytes()) continue;
-    const auto page = static_cast<size_t>(address - array.pages) / PageBytes();
+    const auto begin = reinterpret_cast<uintptr_t>(array.pages);
+    if (address < begin || address >= begin + array.page_count * PageBytes()) continue;
+    const size_t page = (address - begin) / PageBytes();
     try {
       if (FillPages(&array, page, kFilledPages, false, deadline) == Fill::kDone) return;
       if (FillPages(&array, page, 1, false, deadline) == Fill::kDone) return;

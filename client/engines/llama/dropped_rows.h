@@ -89,7 +89,7 @@ class DroppedRows {
               std::chrono::milliseconds deadline);
   std::string Register();
   void Run();
-  void Serve(std::byte* address, bool is_write);
+  void Serve(uintptr_t address, bool is_write);
   template <class Work>
   void ForPages(Array* array, uint32_t cell, Work work);
   bool HasMissingPages(uint32_t cell);

@@ -1,4 +1,4 @@
-"""The package is typed: mypy finds nothing in it, and finds wrong calls of programs that use it. Usage: types_test.py BUILD"""
+"""The package is typed: mypy finds nothing in it and in its tutorial, and finds wrong calls of programs that use it. Usage: types_test.py BUILD"""
 
 import os
 import re
@@ -78,8 +78,8 @@ class TypesTest(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.cache = folder.name
 
-    def test_mypy_finds_nothing_in_the_package(self):
-        done = mypy(self.cache, "pqcached")
+    def test_mypy_finds_nothing_in_the_package_and_its_tutorial(self):
+        done = mypy(self.cache, "pqcached", "tutorial.py")
         self.assertEqual((done.returncode, done.stdout), (0, ""))
 
     def test_wrong_calls_of_programs_are_reported_and_right_ones_are_not(self):

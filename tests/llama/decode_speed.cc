@@ -48,14 +48,17 @@ bool Prefill(llama_context* context, uint32_t tokens) {
 
 namespace {
 
-// Returns the memory of the process that has no file, which the KV cache is a part of.
-long AnonymousKib() {
-  std::ifstream smaps("/proc/self/smaps_rollup");
-  for (std::string word; smaps >> word;) {
-    long kib = 0;
-    if (word == "Anonymous:" && smaps >> kib) return kib;
+// Returns the memory that lies in mappings whose page faults the plug-in serves: the KV cache, when
+// memory of it is given back.
+long ServedKib() {
+  std::ifstream smaps("/proc/self/smaps");
+  long served = 0, resident = 0;
+  for (std::string line; std::getline(smaps, line);) {
+    if (line.rfind("Rss:", 0) == 0) resident = std::strtol(line.c_str() + 4, nullptr, 10);
+    const bool is_served = line.rfind("VmFlags:", 0) == 0 && line.find(" um") != line.npos;
+    if (is_served) served += resident;
   }
-  return 0;
+  return served;
 }
 
 }  // namespace
@@ -103,7 +106,7 @@ int main(int argc, char** argv) {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
   std::printf("peak_rss_mib %ld\n", usage.ru_maxrss / 1024);
-  std::printf("anonymous_kib %ld\n", AnonymousKib());
+  std::printf("served_kib %ld\n", ServedKib());
   llama_free(context);
   llama_model_free(model);
 }

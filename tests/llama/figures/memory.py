@@ -9,7 +9,7 @@ import subprocess
 import engine
 from rows import row
 
-ANONYMOUS = re.compile(r"anonymous_kib (\d+)")
+SERVED = re.compile(r"served_kib (\d+)")
 GAVE_BACK = re.compile(r"gave back (\d+) KiB")
 PREFILL = re.compile(r"prefill_s ([\d.]+)")
 TOKEN_BYTES = 2 * 2 * 8 * 128 * 2  # layers, keys and values, kv heads, dims, f16
@@ -31,14 +31,12 @@ def sidecar(measured):
 
 
 def kv_share(measured, tokens):
-    """The part of the KV cache's bytes that llama.cpp has at the end of a long context, beyond what it needs without one."""
-    _, without, _ = measured.run(256, 8, "auto")
+    """The part of the KV cache that is in memory at the end of a long context."""
     with sidecar(measured) as endpoint:
         _, output, messages = measured.run(tokens, 80, "auto", f"k=1024,drop,{endpoint}", pause=[10 + tokens // 4096])
     if int(GAVE_BACK.search(messages)[1]) == 0:
         raise RuntimeError(f"no memory was given back: {messages}")
-    own, small = (int(ANONYMOUS.search(each)[1]) for each in (output, without))
-    return (own - small) * 1024 / (tokens * TOKEN_BYTES)
+    return int(SERVED.search(output)[1]) * 1024 / (tokens * TOKEN_BYTES)
 
 
 def prefill_seconds(measured, program, cells, flash, words=(), settings=None):
@@ -65,7 +63,7 @@ def offloaded_prefill(measured):
 
 def memory_rows(measured, sizes):
     found = [row(f"llama_engine_kv_share_{label}", kv_share(measured, tokens), 0.02 if label == "128k" else None,
-                 "bytes of the KV cache; k=1024 with the word drop", "ratio", "lower") for label, tokens in sizes]
+                 "bytes of the KV cache in memory over all of its bytes; k=1024 with the word drop", "ratio", "lower") for label, tokens in sizes]
     ratios = offloaded_prefill(measured)
     found.append(row("llama_prefill_offloaded_over_plain", statistics.median(ratios), 0.8,
                      f"seconds of plain llama.cpp, the faster of flash attention on and off, {PROMPT} tokens, 2 threads; ours has a quarter "

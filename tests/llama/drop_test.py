@@ -4,14 +4,13 @@
 drop_test.py BUILD PLUGIN [unittest arguments]   PQCACHED_LLAMA_KILLS=N: kills in the test of killed workers (10).
 """
 
-import contextlib
+import ctypes
 import os
 import pathlib
 import random
 import re
 import subprocess
 import sys
-import threading
 import time
 import unittest
 
@@ -19,6 +18,7 @@ import numpy as np
 
 import sidecar_test
 import engine
+from kills import beside
 from llama_test import PLUGIN, VOCABULARY, Folder, needs
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -27,23 +27,18 @@ from skip import skip_unless  # noqa: E402
 KILLS = int(os.environ.get("PQCACHED_LLAMA_KILLS", "10"))
 GAVE_BACK = re.compile(r"; gave back (\d+) KiB, and fetched (\d+) again")
 WORDS = "drop,min_tokens=64,sink_tokens=4,window_tokens=8"
-USERFAULTFD = pathlib.Path("/proc/sys/vm/unprivileged_userfaultfd").exists()
+SYSCALL = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine)  # userfaultfd
+USER_MODE_ONLY = 1
 
 
-@contextlib.contextmanager
-def running(work):
-    """Runs `work` on a thread until its argument, an event, is set at the end."""
-    ended = threading.Event()
-    thread = threading.Thread(target=work or (lambda _: None), args=(ended,))
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def has_userfaultfd():
+    descriptor = -1 if SYSCALL is None else ctypes.CDLL(None).syscall(SYSCALL, os.O_CLOEXEC | USER_MODE_ONLY)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
 
 
-@skip_unless("llama", USERFAULTFD, "this kernel has no userfaultfd")
+@skip_unless("userfaultfd", has_userfaultfd(), "the system refuses userfaultfd")
 class DroppedRows(sidecar_test.Sidecars):
     version = None
     selections = ("",)
@@ -62,12 +57,12 @@ class DroppedRows(sidecar_test.Sidecars):
         self.assertLess(errors.max(), 5e-3 if layers == 1 else 2e-2)
         self.assertLess(np.median(errors), 1e-4)
 
-    def compare_all(self, modes, settings, seed=21, layers=1, beside=None):
+    def compare_all(self, modes, settings, seed=21, layers=1, work=None):
         """Runs a script with ggml alone, exactly, and with memory that is given back. Returns the last one's messages."""
         model = self.model(layers)
         plain, _ = self.logits(self.version, model, seed, sidecar_test.OPERATIONS, modes)
         exact, _ = self.logits(self.version, model, seed, sidecar_test.OPERATIONS, modes, PLUGIN, "min_tokens=64")
-        with running(beside):
+        with beside(work):
             ours, messages = self.logits(self.version, model, seed, sidecar_test.OPERATIONS, [*modes, "paced"], PLUGIN,
                                          f"{settings}{WORDS},endpoint=unix://{self.socket}")
         self.assertEqual(exact.shape, ours.shape)
@@ -107,11 +102,19 @@ class NewestVersion(DroppedRows, Folder):
                     ended.wait(chance.uniform(0.5, 1.5))
                     daemon.kill_worker()
 
-            messages = self.compare_all(["unified"], "ratio=1,index=flat,deadline_ms=20000,", seed=60 + kills, beside=kill)
+            messages = self.compare_all(["unified"], "ratio=1,index=flat,deadline_ms=20000,", seed=60 + kills, work=kill)
             daemon.stop()
             kills += 3
             gave_back += next(iter(self.bytes_of(messages)))
         self.assertGreater(gave_back, 0)
+
+    # Rows that the sidecar refuses are not given back.
+    def test_a_full_sidecar_changes_nothing(self):
+        self.daemon("--max-pool-bytes", "14mib")
+        for selection in ("", "ratio=1,index=flat,"):
+            messages = self.compare_all(["unified"], selection, seed=80)
+            self.assertIn("rows are not stored yet: ", messages)
+            print(f"{selection}: gave back {next(iter(self.bytes_of(messages)))} KiB")
 
     def test_after_a_lost_sidecar_no_token_is_wrong(self):
         """llama_decode fails when it needs rows that are lost, and other reads end the process."""

@@ -103,9 +103,14 @@ def build(version, targets=LIBRARIES):
     marker.write_text("\n".join(sorted({*before, *targets})))
 
 
-def compile_program(version, program, folder, words=()):
-    """Compiles a program of this folder against a version, with more words for the compiler, and returns its path in `folder`."""
+def compile_program(version, program, folder, libraries=None):
+    """Compiles a program of this folder against a version, and returns its path in `folder`. `libraries`: where libpqcached_llama
+    is, which programs in application/ call."""
     here = pathlib.Path(__file__).resolve().parent
+    client = here.parent.parent / "client"
+    words = [] if libraries is None else [
+        f"-I{client}/include", f"-I{client}/engines/llama/application", f"-L{libraries}", "-lpqcached_llama", "-lpqcached_client",
+        f"-Wl,-rpath,{libraries}"]
     result = pathlib.Path(folder, pathlib.Path(program).name)
     subprocess.run(
         ["c++", "-O1", "-std=c++20", f"-I{here.parent.parent}", f"-I{source(version)}/include", f"-I{source(version)}/ggml/include",

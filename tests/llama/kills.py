@@ -1,6 +1,7 @@
 """What may happen to a sidecar, at random instants: its worker or all of it is killed, it is frozen, absent, late, or full."""
 
 import collections
+import contextlib
 import random
 import signal
 import threading
@@ -14,6 +15,19 @@ LONGEST_FREEZE = 0.5
 MOST_RESTARTS = 4
 FULL = ("--max-pool-bytes", "64mib")  # too few for four sequences
 EVENTS = ("worker killed", "sidecar killed", "frozen")
+
+
+@contextlib.contextmanager
+def beside(work):
+    """Runs `work` (None: nothing) on a thread until its argument, an event, is set at the end."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work or (lambda _: None), args=(ended,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Kills:

@@ -47,11 +47,11 @@ class Folder(unittest.TestCase):
                 [str(path), "--layers", str(layers), "--type", kind, "--vocabulary", str(VOCABULARY)]))
         return path
 
-    def program(self, version, program):
+    def program(self, version, program, libraries=None):
         if (version, program) not in self.programs:
             own = self.folder / version
             own.mkdir(exist_ok=True)
-            self.programs[version, program] = engine.compile_program(version, program, own)
+            self.programs[version, program] = engine.compile_program(version, program, own, libraries)
         return self.programs[version, program]
 
     def run_program(self, version, program, words, plugin=None, settings=None):

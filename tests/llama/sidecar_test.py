@@ -23,7 +23,7 @@ BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 import architectures  # noqa: E402  (after the argument)
 import engine  # noqa: E402
 from daemon import Daemon  # noqa: E402
-from kills import EVENTS, Kills  # noqa: E402
+from kills import EVENTS, Kills, beside  # noqa: E402
 from llama_test import PLUGIN, Folder, needs  # noqa: E402
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the cores from the sidecars
@@ -49,24 +49,16 @@ class Sidecars:
         self.addCleanup(daemon.stop)
         return daemon
 
-    def compare(self, modes=(), seed=21, count=OPERATIONS, beside=None, settings=ALL, layers=1, socket=None):
-        """Runs a script exactly and with a sidecar, compares all logits, and returns what the plug-in printed. `beside` runs on
+    def compare(self, modes=(), seed=21, count=OPERATIONS, work=None, settings=ALL, layers=1, socket=None):
+        """Runs a script exactly and with a sidecar, compares all logits, and returns what the plug-in printed. `work` runs on
         a thread until its argument, an event, is set."""
         model = self.model(layers)
         socket = socket or self.socket
         output = f"logits{socket}".replace("/", "_")
         exact, _ = self.logits(self.version, model, seed, count, modes, PLUGIN, "min_tokens=64", output)
-        ended = threading.Event()
-        thread = threading.Thread(target=beside, args=(ended,)) if beside else None
-        if thread:
-            thread.start()
-        try:
+        with beside(work):
             ours, messages = self.logits(self.version, model, seed, count, [*modes, "paced"], PLUGIN,
                                          f"{settings},endpoint=unix://{socket}", output)
-        finally:
-            ended.set()
-            if thread:
-                thread.join()
         self.assertEqual(exact.shape, ours.shape)
         # Rows of later layers are rounded to f16, where the last bit of an attention makes another value now and then.
         self.assertLess(np.abs(exact - ours).max(), 1e-4 if layers == 1 else 5e-3)
@@ -148,7 +140,7 @@ class NewestVersion(Selections, Folder):
             daemons.append(self.daemon())
             ended.wait()  # the daemon ends with the thread that started it
 
-        self.assertGreater(self.selected(self.compare(["unified"], beside=restart)), 20)
+        self.assertGreater(self.selected(self.compare(["unified"], work=restart)), 20)
 
     # The sidecar has sequences that the engine wants to drop. It does not wait for each of them.
     def test_an_engine_ends_soon_after_its_sidecar(self):
@@ -159,7 +151,7 @@ class NewestVersion(Selections, Folder):
             daemons[0].send(signal.SIGKILL)
 
         begin = time.monotonic()
-        self.selected(self.compare(["unified"], count=OPERATIONS_BESIDE_KILLS, beside=end))
+        self.selected(self.compare(["unified"], count=OPERATIONS_BESIDE_KILLS, work=end))
         self.assertLess(time.monotonic() - begin, 600 if engine.PRELOAD else 30)
 
     def test_a_frozen_sidecar_changes_nothing(self):
@@ -171,7 +163,7 @@ class NewestVersion(Selections, Folder):
                 ended.wait(0.5)
                 daemon.send(signal.SIGCONT)
 
-        self.assertGreater(self.selected(self.compare(["unified"], beside=freeze)), 0)
+        self.assertGreater(self.selected(self.compare(["unified"], work=freeze)), 0)
 
     def test_an_absent_sidecar_changes_nothing(self):
         messages = self.compare()
@@ -184,7 +176,7 @@ class NewestVersion(Selections, Folder):
             self.daemon()
             ended.wait()  # the daemon ends with the thread that started it
 
-        self.assertGreater(self.selected(self.compare(beside=start)), 20)
+        self.assertGreater(self.selected(self.compare(work=start)), 20)
 
     def test_a_full_sidecar_changes_nothing(self):
         self.daemon("--max-pool-bytes", "64mib")

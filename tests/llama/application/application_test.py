@@ -20,8 +20,7 @@ import unittest
 import numpy as np
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent.parent.parent)]
-from sidecar_test import BUILD  # noqa: E402  (takes its argument)
-from daemon import Daemon  # noqa: E402
+from sidecar_test import BUILD, Sidecars  # noqa: E402  (takes its argument)
 from llama_test import PLUGIN, VOCABULARY, Folder, needs  # noqa: E402
 import children  # noqa: E402
 import engine  # noqa: E402
@@ -105,31 +104,10 @@ class Application:
         self.send("clear", sequence)
 
 
-class Applications(Folder):
-    def setUp(self):
-        holder = tempfile.TemporaryDirectory()
-        self.addCleanup(holder.cleanup)
-        self.socket = pathlib.Path(holder.name, "s")
-
-    def daemon(self, *flags):
-        daemon = Daemon(BUILD, self.socket, *flags)
-        self.addCleanup(daemon.stop)
-        return daemon
-
-    def program(self):
-        if (self.version, "prompts") not in self.programs:
-            own = self.folder / self.version
-            own.mkdir(exist_ok=True)
-            root = pathlib.Path(__file__).resolve().parents[3]
-            self.programs[self.version, "prompts"] = engine.compile_program(
-                self.version, "application/prompts", own,
-                [f"-I{root}/client/include", f"-I{root}/client/engines/llama/application", f"-L{LIBRARIES}", "-lpqcached_llama",
-                 "-lpqcached_client", f"-Wl,-rpath,{LIBRARIES}"])
-        return self.programs[self.version, "prompts"]
-
+class Applications(Sidecars, Folder):
     def start(self, *words, model=None, name="m", cells=CELLS, plugin=None):
         model = self.model(1) if model is None else model
-        return Application(self.version, self.program(), [model, cells, f"unix://{self.socket}", name, DEADLINE, *words], plugin)
+        return Application(self.version, self.program(self.version, "application/prompts", LIBRARIES), [model, cells, f"unix://{self.socket}", name, DEADLINE, *words], plugin)
 
     def assert_same(self, computed, restored, near=NEAR):
         self.assertEqual(computed[0], restored[0])

@@ -4,19 +4,18 @@
 offload_test.py BUILD PLUGIN [unittest arguments]   PQCACHED_LLAMA_KILLS=N: kills in the test of killed workers (10).
 """
 
-import contextlib
 import os
 import pathlib
 import random
 import subprocess
 import sys
-import threading
 import unittest
 
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+from kills import beside  # noqa: E402
 from sidecar_test import BUILD, Sidecars  # noqa: E402  (takes its argument)
 from llama_test import PLUGIN, VOCABULARY, Folder, needs  # noqa: E402
 import engine  # noqa: E402
@@ -28,37 +27,13 @@ WORDS = "offload,min_tokens=1,sink_tokens=4,window_tokens=32"
 LIBRARIES = BUILD / "client"
 
 
-@contextlib.contextmanager
-def running(work):
-    """Runs `work` on a thread until its argument, an event, is set at the end."""
-    ended = threading.Event()
-    thread = threading.Thread(target=work, args=(ended,))
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 class OffloadedSequences(Sidecars):
     version = None
-
-    def program(self, version, program):
-        if (version, program) not in self.programs:
-            own = self.folder / version
-            own.mkdir(exist_ok=True)
-            include = HERE.parent.parent.parent / "client"
-            self.programs[version, program] = engine.compile_program(
-                version, f"application/{program}", own,
-                [f"-I{include}/include", f"-I{include}/engines/llama/application", f"-L{LIBRARIES}", "-lpqcached_llama",
-                 f"-Wl,-rpath,{LIBRARIES}"])
-        return self.programs[version, program]
 
     def run_script(self, layers, seed, cells, ubatch, modes, settings, statuses=(0,)):
         """Runs a script. Logits, what it printed, and the messages."""
         output = self.folder / "logits"
-        ended = subprocess.run([self.program(self.version, "offloading"),
+        ended = subprocess.run([self.program(self.version, "application/offloading", LIBRARIES),
                                 *map(str, [self.model(layers), output, seed, COUNT, cells, ubatch, *modes])],
                                env=engine.environment(PLUGIN, settings), cwd=engine.binaries(self.version), capture_output=True, text=True,
                                timeout=300)
@@ -123,7 +98,7 @@ class NewestVersion(OffloadedSequences, Folder):
 
             seed = 40 + kills
             expected = self.expected(1, seed, ["unified"])
-            with running(kill):
+            with beside(kill):
                 ours, _, messages = self.offloaded(1, seed, ["unified", "persistent", "slow"], "deadline_ms=10000,")
             daemon.stop()
             kills += 3
@@ -146,7 +121,7 @@ class NewestVersion(OffloadedSequences, Folder):
                         other.stop()
 
                 expected = self.expected(1, 8, ["unified", "slow"])
-                with running(end):
+                with beside(end):
                     ours, _, messages = self.offloaded(1, 8, ["unified", "slow"], "deadline_ms=300,", statuses=(3, 4))
                 self.assertGreater(len(ours), 0)
                 # A prefill of which nothing is offloaded yet is ggml's, which rounds to f16.
@@ -163,7 +138,7 @@ class NewestVersion(OffloadedSequences, Folder):
         for path, status in ((PLUGIN, 0), (LIBRARIES / "libpqcached_client.so", 5), (self.folder / "absent.so", 5)):
             environment = {**engine.environment(None, "min_tokens=1"), "PQCACHED_LLAMA_REGISTER": str(path)}
             output = self.folder / "logits"
-            ended = subprocess.run([self.program(self.version, "offloading"),
+            ended = subprocess.run([self.program(self.version, "application/offloading", LIBRARIES),
                                     *map(str, [self.model(1), output, 10, COUNT, 4096, 32])],
                                    env=environment, cwd=engine.binaries(self.version), capture_output=True, text=True, timeout=300)
             self.assertEqual(ended.returncode, status, ended.stderr)

@@ -1,7 +1,6 @@
 """Memory of llama.cpp whose stored rows were given back, and prefills of prompts that are longer than the context."""
 
 import contextlib
-import pathlib
 import re
 import statistics
 import subprocess
@@ -48,11 +47,7 @@ def prefill_seconds(measured, program, cells, flash, words=(), settings=None):
 
 def offloaded_prefill(measured):
     """Seconds of a prefill in a quarter of the cells over those of plain llama.cpp, for each round."""
-    client = pathlib.Path(__file__).resolve().parents[3] / "client"
-    libraries = measured.plugin.parent
-    program = engine.compile_program(
-        measured.version, "application/prefill_speed", measured.folder,
-        [f"-I{client}/include", f"-I{client}/engines/llama/application", f"-L{libraries}", "-lpqcached_llama", f"-Wl,-rpath,{libraries}"])
+    program = engine.compile_program(measured.version, "application/prefill_speed", measured.folder, measured.plugin.parent)
     ratios = []
     for _ in range(ROUNDS):
         with sidecar(measured) as endpoint:

@@ -157,6 +157,8 @@ absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
   if (!worked.ok() || *worked) return worked;
   worked = Merge(snapshot);
   if (!worked.ok() || *worked) return worked;
+  worked = MakeClusters(snapshot);
+  if (!worked.ok() || *worked) return worked;
   // Before the end of the prefill, segments may still have to be recoded.
   return snapshot.list->prefill_closed ? ShrinkSegment(*cache_, *sequence_, snapshot)
                                        : TrainAhead(snapshot);
@@ -450,6 +452,33 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
   }
   ++next_generation_;
   return true;
+}
+
+absl::StatusOr<bool> LiveSequence::MakeClusters(const Snapshot& snapshot) {
+  const SegmentList& list = *snapshot.list;
+  for (size_t i = 0; i < list.indexes.size(); ++i) {
+    if (list.indexes[i].kind != IndexKind::kClusters) continue;
+    for (const SegmentEntry& entry : list.segments) {
+      const std::shared_ptr<const SegmentIndex>& index = entry.indexes[i];
+      if (!entry.closed || index == nullptr || !index->all_ready()) continue;
+      const uint32_t begin = entry.rows->first_position();
+      auto made = index;
+      for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+        if (!HasIndex(slot)) continue;
+        const IndexDataHeader& header = index->header(slot);
+        if (header.counted_end.load() != 0 || FinalEnd(snapshot, entry, slot) == 0) continue;
+        ASSIGN_OR_RETURN(auto layer,
+                         CodeLayer(*cache_, slot, *entry.rows, entry.token_end - begin,
+                                   begin + header.counted_begin, index->codebook(slot), go_on_));
+        made = made->With(slot, std::move(layer));
+      }
+      if (made == index) continue;
+      const IndexedSegment indexed{entry.rows->segment_id(), std::move(made)};
+      RETURN_IF_ERROR(sequence_->PublishIndex(list.indexes[i], {&indexed, 1}));
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace pqcached::kvstore

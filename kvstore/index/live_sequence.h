@@ -19,7 +19,8 @@
 // as much, and then its last chunks wait for the end of the prefill.
 // *Decode segments* (tail_tokens slots at most, filled by Append) are merged: each run of
 // merge_segments of them becomes one segment. When the prefill has ended, segments lose their
-// unused slots (shrink.h).
+// unused slots (shrink.h). Closed segments get their clusters, too, when the sequence has an index
+// of that type beside the live one.
 //
 // A layer whose index needs query samples (query_samples.h) waits for them.
 //
@@ -121,6 +122,9 @@ class LiveSequence {
   absl::StatusOr<bool> CodeOpenTail(const Snapshot& snapshot);
   absl::StatusOr<bool> Recode(const Snapshot& snapshot);
   absl::StatusOr<bool> Merge(const Snapshot& snapshot);
+  // Makes the clusters of a closed segment that has none yet: those of other indexes than the live
+  // one, and of decode segments before their merge.
+  absl::StatusOr<bool> MakeClusters(const Snapshot& snapshot);
   // Returns the first run of decode segments that can be merged; empty when there is none.
   std::span<const SegmentEntry> FindRun(const Snapshot& snapshot) const;
 

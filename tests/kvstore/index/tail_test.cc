@@ -285,28 +285,40 @@ TEST(Tail, NeedsClusters) {
   EXPECT_TRUE(attend(all).ok());
 }
 
-// The clusters follow a live sequence and its forks. Sinks, and segments of tails that are not merged
-// yet, have none.
-TEST(Tail, FollowsALiveSequence) {
+constexpr uint32_t kTailTokens = 256;
+constexpr uint32_t kFewTokens = 8;  // decode segments then have a cluster for each of the palette
+
+// Returns the end of the tokens that have clusters: all but those of an open decode segment.
+uint32_t ClusteredEnd(Store& store, uint64_t id) {
+  if (!store.WaitIdle(SteadyTime::InfiniteFuture())) return 0;
+  const auto info = store.DescribeSequence(kTenant, id);
+  EXPECT_TRUE(info.ok()) << info.status();
+  if (!info.ok() || info->segments.empty()) return 0;
+  const SegmentInfo& last = info->segments.back();
+  const bool is_open = last.state == SegmentState::kOpen && last.slot_capacity <= kTailTokens;
+  return static_cast<uint32_t>(is_open ? last.tokens.begin : last.tokens.end);
+}
+
+StoreOptions LiveOptions() {
   StoreOptions options = TailOptions();
   options.merge_segments = 4;
-  options.tail_tokens = 256;
-  TailSequence sequence{TailSpec(), options};
+  options.tail_tokens = kTailTokens;
+  return options;
+}
+
+// The clusters follow a live sequence and its forks. Sinks have none.
+TEST(Tail, FollowsALiveSequence) {
+  TailSequence sequence{TailSpec(), LiveOptions()};
   sequence->NewSequence(
       {.session = "session",
-       .live_index = LiveIndex{.index = Clusters(), .iterations = 1, .sink_tokens = kSinks}});
+       .live_index =
+           LiveIndex{.index = Clusters(kFewTokens), .iterations = 1, .sink_tokens = kSinks}});
   Store& store = sequence->store();
   const auto expect = [&](uint64_t id) {
-    ASSERT_TRUE(store.WaitIdle(SteadyTime::InfiniteFuture()));
+    const uint32_t end = ClusteredEnd(store, id);
     const auto info = store.DescribeSequence(kTenant, id);
     ASSERT_TRUE(info.ok()) << info.status();
-    uint64_t end = info->token_count;  // of what has clusters
-    for (size_t k = info->segments.size(); k > 0; --k) {
-      const SegmentInfo& segment = info->segments[k - 1];
-      if (segment.slot_capacity > options.tail_tokens) break;
-      end = segment.tokens.begin;
-    }
-    ASSERT_GE(end + options.merge_segments * options.tail_tokens, info->token_count);
+    ASSERT_GE(end + kTailTokens, info->token_count);
     Selection selection = WithTail();
     selection.sink_tokens = kSinks;
     ExpectAttendsTo(*sequence.operator->(), id, static_cast<uint32_t>(info->token_count), selection,
@@ -322,6 +334,25 @@ TEST(Tail, FollowsALiveSequence) {
     while (sequence->tokens() % 512 != 384) sequence.Append(128);
     expect(sequence->id());
     sequence.Append(128);
+  }
+}
+
+// Rows that come after the clusters were built have clusters as well, where another index is live.
+TEST(Tail, FollowsASequenceWithAnotherLiveIndex) {
+  TailSequence sequence{TailSpec(), LiveOptions()};
+  const IndexDescriptor live = {.kind = IndexKind::kPq, .subspace_count = 2, .bits = 4};
+  sequence->NewSequence(
+      {.session = "session", .live_index = LiveIndex{.index = live, .iterations = 1}});
+  Store& store = sequence->store();
+  sequence.Ingest(kTailSegment);
+  ASSERT_TRUE(store.ClosePrefill(kTenant, sequence->id()).ok());
+  sequence->Build(Clusters(kFewTokens));
+  for (int i = 0; i < 12; ++i) {
+    const uint32_t end = ClusteredEnd(store, sequence->id());
+    ASSERT_GE(end + kTailTokens, sequence->tokens());
+    ExpectAttendsTo(*sequence.operator->(), sequence->id(), sequence->tokens(), WithTail(),
+                    [end](uint32_t position) { return position < end; });
+    sequence.Append(i % 2 == 0 ? 130 : 300);
   }
 }
 

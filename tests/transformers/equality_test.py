@@ -104,6 +104,9 @@ class Passes(HfTest):
                 chosen = error(select(ratio=0.3), index)
                 self.assertGreater(chosen, 1e-4)
                 self.assertLess(chosen, least / 2)
+                estimated = error(select(ratio=0.3, tail_estimate=True), index)
+                self.assertGreater(estimated, 1e-4)
+                self.assertLess(estimated, chosen / 2)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ if models.is_installed():
 
 IS_LONG = os.environ.get("PQCACHED_TRANSFORMERS_LONG", "0") != "0"
 PQ = {"index": Index.pq(4, 8), "index_tokens": 64}
+FLAT = {"index": Index.flat(), "index_tokens": 64}
 
 
 @needs_transformers
@@ -61,12 +62,27 @@ class Resources(HfTest):
         cache = self.pqc_cache(select(ratio=0.2), **PQ)
         self.run_pass(self.ours, cache, tokens(1, 40))  # too short for an index
         end = time.monotonic() + 30
-        while not cache.rows[0].is_indexed and time.monotonic() < end:
+        while not cache.rows[0].indexed and time.monotonic() < end:
             self.decode(cache, 8)
-        self.assertTrue(cache.rows[0].is_indexed)
+        self.assertEqual(cache.rows[0].indexed, 1)
         self.assertGreaterEqual(cache.length, 4 + 8 + 64)
         self.assertEqual(cache.sequences[0].describe().index_count, 1)
 
+    def test_clusters_are_built_behind_the_index(self):
+        for prompt, named, count in ((40, PQ, 2), (500, PQ, 2), (500, FLAT, 1)):  # 40: too short for an index
+            with self.subTest(prompt=prompt, index=named["index"].kind):
+                cache = self.pqc_cache(select(ratio=0.2, tail_estimate=True), **named)
+                self.run_pass(self.ours, cache, tokens(1, prompt))
+                end = time.monotonic() + 30
+                while cache.rows[0].indexed < count and time.monotonic() < end:
+                    self.decode(cache, 8)
+                self.assertEqual(cache.rows[0].indexed, count)
+                self.assertEqual(cache.sequences[0].describe().index_count, count)
+                self.decode(cache, 8)
+                fork = cache.fork()
+                self.addCleanup(fork.close)
+                self.assertEqual(fork.sequences[0].describe().index_count, count)
+                self.decode(fork, 8)
 
     def test_forks_have_the_index(self):
         cache = self.pqc_cache(select(ratio=0.2), **PQ)
@@ -74,7 +90,7 @@ class Resources(HfTest):
         cache.batch_repeat_interleave(3)
         self.decode(cache, 1, batch=3)
         self.assertEqual([sequence.describe().index_count for sequence in cache.sequences], [1, 1, 1])
-        self.assertTrue(all(row.is_indexed for row in cache.rows))
+        self.assertEqual([row.indexed for row in cache.rows], [1, 1, 1])
 
 
 @needs_transformers

@@ -96,8 +96,9 @@ typedef struct pqc_selection {
   /* 1: attention also estimates the candidates that are not selected, by one more partial attention
    * (RetroInfer, arXiv 2505.02922, section 4.1): each cluster of an index PQC_INDEX_CLUSTERS counts
    * as its tokens that are not selected, all with the mean of the cluster's keys and values. Rows
-   * without clusters stay left out until the next build or merge: the sinks of a build, appended
-   * rows, and what a truncation has left of a segment, once unused memory is given back. It costs
+   * without clusters stay left out: the sinks of a build, what a truncation has left of a segment
+   * once unused memory is given back, and later rows (with a live index of any type: those of the
+   * last, open segment; otherwise all until the next build). It costs
    * about as much as the attention to a 32nd of the candidates. The sequence needs such an index,
    * and that of the selection (PQC_FAILED_PRECONDITION). Without an effect where only positions are
    * asked for, and in layers that are not PQC_LAYERS_SELECTED.

@@ -50,7 +50,8 @@ class PqcCache(DynamicCache):  # type: ignore[misc]
     selection: the tokens that decoding attends to; window_tokens is at least 1. Its own index is not
     used, but `index`: rows with fewer than index_tokens selectable tokens are attended to as a whole,
     and so are longer ones until their index is ready; with wait_for_index the first token waits for
-    it. A selection of all tokens (ratio=1) needs no index.
+    it. The clusters that its tail_estimate needs are built behind the index. A selection of all
+    tokens (ratio=1) needs no index.
     model_fingerprint: includes everything that affects K and V. Prompts share rows (begin()) only
     when it is given.
     cache_name: of the cache in the sidecar, which remains when this object is closed; by default each
@@ -74,9 +75,13 @@ class PqcCache(DynamicCache):  # type: ignore[misc]
         if selection.excluded:
             raise InvalidArgument.about("selection.excluded", "cannot be given: rows have padding of their own")
         self.client, self._config, self._text = client, config, _text_config(config)
-        self._takes_all = selection.ratio is not None and selection.ratio >= 1
-        self._index = Index.flat() if self._takes_all else index
-        self.step_selection = dataclasses.replace(selection, index=self._index)
+        takes_all = selection.ratio is not None and selection.ratio >= 1
+        self._index = Index.flat() if takes_all else index
+        self.step_selection = dataclasses.replace(selection, index=self._index,
+                                                  tail_estimate=selection.tail_estimate and not takes_all)
+        self.indexes = [] if self._index.kind == IndexKind.FLAT else [self._index]
+        if self.step_selection.tail_estimate:
+            self.indexes.append(Index.make("clusters"))
         self._index_tokens, self._waits = index_tokens, wait_for_index
         self._fingerprint, self._name, self._capacity = model_fingerprint, cache_name, capacity_bytes
         self._dtype = dtype
@@ -220,7 +225,7 @@ class PqcCache(DynamicCache):  # type: ignore[misc]
 
     def _create(self, row: Row, store: Cache, tokens: int, shares: bool = True) -> None:
         """shares: whether the sequence begins with the stored tokens of its prompt."""
-        row.is_live = self._needs_index(tokens)
+        row.is_live = self._needs_index(tokens) and self._index.kind != IndexKind.FLAT
         live: Dict[str, Any] = {}
         if row.is_live:
             live = {"live_index": True, "index": self._index, "sink_tokens": self.step_selection.sink_tokens}
@@ -234,22 +239,20 @@ class PqcCache(DynamicCache):  # type: ignore[misc]
     # ---- Indexes
 
     def _needs_index(self, tokens: int) -> bool:
-        if self._takes_all or self._index.kind == IndexKind.FLAT:
-            return False
-        return tokens >= self.step_selection.sink_tokens + self.step_selection.window_tokens + self._index_tokens
+        return bool(self.indexes) and tokens >= self.step_selection.sink_tokens + self.step_selection.window_tokens + self._index_tokens
 
     def advance_indexes(self) -> None:
         """Begins indexes that the next step needs."""
         for row in self.rows:
             row.has_decoded = True
             if row.sequence is not None and (row.is_live or self._needs_index(self.length - row.pad)):
-                row.advance_index(self._index, self.step_selection.sink_tokens, self._waits)
+                row.advance_indexes(self.indexes, self.step_selection.sink_tokens, self._waits)
 
     def _complete_indexes(self) -> None:
         """Waits for indexes that forks would lack."""
         for row in self.rows:
             if row.is_live or row.build is not None:
-                row.complete_index(self._index, self.step_selection.sink_tokens)
+                row.complete_indexes(self.indexes, self.step_selection.sink_tokens)
 
     # ---- Passes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from ctypes import byref
-from typing import Any, Optional
+from typing import Any, Optional, Sequence as SequenceOf
 
 from .._errors import Aborted, AlreadyExists
 from .._handle import Closable, Handle
@@ -48,8 +48,8 @@ class Row:
     passed: int = 0  # tokens that the sequence has; more than the cache's length after crop()
     named: int = 0  # leading tokens whose ids the sequence has
     ids: Optional[Any] = None  # of the prompt, when it is to be shared
-    is_live: bool = False  # its index grows by itself
-    is_indexed: bool = False  # the index is known to be complete
+    is_live: bool = False  # its first index grows by itself
+    indexed: int = 0  # indexes that are known to be complete, of those that the cache wants
     has_decoded: bool = False  # rows of a prefill then come for all layers at once
     build: Optional[Build] = None
 
@@ -70,42 +70,45 @@ class Row:
             self.sequence.truncate(tokens)
             self.passed, self.named = tokens, min(self.named, tokens)
 
-    def advance_index(self, index: Index, sink_tokens: int, waits: bool) -> None:
-        """Begins the index when the row has none, and learns whether it is complete."""
-        assert self.sequence is not None
+    def advance_indexes(self, indexes: SequenceOf[Index], sink_tokens: int, waits: bool) -> None:
+        """Begins the next of the indexes that the row does not have, and learns whether it is complete."""
         self.has_decoded = True
-        if self.is_indexed:
-            return
         if waits:
-            self.complete_index(index, sink_tokens)
-            return
-        if not self.is_live and self.build is None:
-            self.build = Build(self.sequence, index, sink_tokens)
-        if self.build is not None:
-            try:
-                if not self.build.is_done():
-                    return
-            except AlreadyExists:
-                pass
-            except Aborted:  # a step was faster; the next one begins it again
-                self.build.close()
-                self.build = None
-                return
-            self.build.close()
-            self.build, self.is_indexed = None, True
-            return
-        progress = self.sequence.progress()
-        self.is_indexed = bool(progress.has_index) and progress.layers_ready == progress.layer_count
+            self.complete_indexes(indexes, sink_tokens)
+        while self.indexed < len(indexes) and self._has(indexes[self.indexed], sink_tokens):
+            self.indexed += 1
 
-    def complete_index(self, index: Index, sink_tokens: int) -> None:
-        """Builds the index, or waits for it."""
-        if self.sequence is None or self.is_indexed:
+    def _has(self, index: Index, sink_tokens: int) -> bool:
+        """Returns whether the next index is complete; begins it otherwise."""
+        assert self.sequence is not None
+        if self.build is None and not (self.is_live and self.indexed == 0):
+            self.build = Build(self.sequence, index, sink_tokens)
+        if self.build is None:
+            progress = self.sequence.progress()
+            return bool(progress.has_index) and progress.layers_ready == progress.layer_count
+        is_begun = True
+        try:
+            if not self.build.is_done():
+                return False
+        except AlreadyExists:
+            pass
+        except Aborted:  # a step was faster; the next one begins it again
+            is_begun = False
+        self.build.close()
+        self.build = None
+        return is_begun
+
+    def complete_indexes(self, indexes: SequenceOf[Index], sink_tokens: int) -> None:
+        """Builds the indexes, or waits for them."""
+        if self.sequence is None:
             return
         if self.build is not None:
             self.build.close()
             self.build = None
-        try:
-            self.sequence.build_index(index, sink_tokens=sink_tokens)
-        except AlreadyExists:
-            pass
-        self.has_decoded = self.is_indexed = True
+        for index in indexes[self.indexed:]:
+            try:
+                self.sequence.build_index(index, sink_tokens=sink_tokens)
+            except AlreadyExists:
+                pass
+            self.indexed += 1
+            self.has_decoded = True

@@ -193,10 +193,16 @@ TEST(LlamaSettingsTest, WordsAreParsed) {
   EXPECT_TRUE(settings.is_flat);
   EXPECT_EQ(settings.sink_tokens, 4u);
   EXPECT_EQ(settings.window_tokens, 32u);
+  EXPECT_FALSE(settings.estimates_tail());
   EXPECT_EQ(ParseSettings("ratio=0.1,index=pq", &settings), "");
   EXPECT_EQ(settings.selected_tokens, 0u) << "the later one of k and ratio holds";
   EXPECT_EQ(settings.ratio, 0.1);
   EXPECT_FALSE(settings.is_flat);
+  EXPECT_EQ(settings.rerank, 1u);
+  EXPECT_TRUE(settings.estimates_tail()) << "the default with ratio";
+  EXPECT_EQ(ParseSettings("tail=0,rerank=2", &settings), "");
+  EXPECT_FALSE(settings.estimates_tail());
+  EXPECT_EQ(settings.rerank, 2u);
   EXPECT_EQ(ParseSettings("exact", &settings), "");
   EXPECT_FALSE(settings.selects());
   EXPECT_FALSE(settings.uses_sidecar());
@@ -217,8 +223,9 @@ TEST(LlamaSettingsTest, WrongWordsAreNamed) {
   };
   EXPECT_EQ(wrong("exact,speed=9"),
             "PQCACHED_LLAMA: \"speed=9\" is not exact, k=NUMBER, ratio=NUMBER, index=NAME, "
-            "sink_tokens=NUMBER, window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, "
-            "offload, drop, deadline_ms=NUMBER or kernel_level=NAME");
+            "rerank=NUMBER, tail=NUMBER, sink_tokens=NUMBER, window_tokens=NUMBER, "
+            "min_tokens=NUMBER, endpoint=ADDRESS, offload, drop, deadline_ms=NUMBER or "
+            "kernel_level=NAME");
   EXPECT_EQ(wrong("offload,sink_tokens=0"),
             "PQCACHED_LLAMA: offload needs sink_tokens of 1 at least");
   EXPECT_EQ(wrong("offload,drop"), "PQCACHED_LLAMA: offload and drop exclude each other");
@@ -227,6 +234,8 @@ TEST(LlamaSettingsTest, WrongWordsAreNamed) {
     EXPECT_EQ(wrong(word), number(word, "0 to 1073741824"));
   }
   EXPECT_EQ(wrong("k=0"), number("k=0", "1 to 1073741824"));
+  EXPECT_EQ(wrong("rerank=9"), number("rerank=9", "1 to 8"));
+  EXPECT_EQ(wrong("tail=2"), number("tail=2", "0 to 1"));
   EXPECT_EQ(wrong("window_tokens=0"), number("window_tokens=0", "1 to 1073741824"));
   EXPECT_EQ(wrong("sink_tokens=1073741825"), number("sink_tokens=1073741825", "0 to 1073741824"));
   for (const char* word : {"ratio=0", "ratio=1.1", "ratio=x", "ratio", "ratio=nan"}) {

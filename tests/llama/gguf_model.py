@@ -94,8 +94,8 @@ def random_model(path, shape):
         def add(name, rows, columns, scale=1.0):
             tensors.append((f"blk.{layer}.{name}.weight", matrix(rows, columns, scale), shape.type))
         tensors.append((f"blk.{layer}.attn_norm.weight", ones, "f32"))
-        add("attn_q", keys, shape.width, 2.0)  # logits of a deviation above 1: attention that is not flat
-        add("attn_k", kv, shape.width, 2.0)
+        add("attn_q", keys, shape.width, shape.sharpness)
+        add("attn_k", kv, shape.width, shape.sharpness)
         add("attn_v", kv, shape.width)
         add("attn_output", shape.width, keys)
         tensors.append((f"blk.{layer}.ffn_norm.weight", ones, "f32"))
@@ -119,6 +119,7 @@ def arguments(words=None):
     parser.add_argument("--context", type=int, default=1 << 20)
     parser.add_argument("--type", choices=sorted(TYPES), default="f16")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sharpness", type=float, default=2.0, help="of attention: above 1, logits have a deviation above 1")
     options = parser.parse_args(words)
     options.head_type = "f32" if options.type == "f32" else "f16"  # of the embeddings
     return options

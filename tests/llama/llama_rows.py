@@ -35,7 +35,9 @@ MODEL = "--layers 2 --width 4096 --heads 32 --kv-heads 8 --head-dim 128 --hidden
 THREADS = 2
 ROUNDS = 3
 COUNTED = 20  # last steps of a run
-WAIT = re.compile(r"selected tokens in (\d+); the longest wait was ([\d.]+) ms")
+# With ratio, the other tokens are estimated unless tail is 0.
+SELECTIONS = {"s10": "ratio=0.1", "s10_no_tail": "ratio=0.1,tail=0", "k1024": "k=1024"}
+WAIT = re.compile(r"selected tokens in (\d+); the longest wait was ([\d.]+) ms(?:; estimated the rest in (\d+))?")
 
 
 class Measurement:
@@ -68,9 +70,11 @@ class Measurement:
                 time, _, messages = self.run(tokens, 4 * COUNTED, "auto", f"{words},endpoint=unix://{socket}", pause=[10 + tokens // 4096])
             finally:
                 daemon.terminate()
-        nodes, wait = WAIT.search(messages).groups()
+        nodes, wait, estimated = WAIT.search(messages).groups()
         if int(nodes) < 4 * COUNTED:  # of twice as many
             raise RuntimeError(f"the index was not ready in time: {messages}")
+        if estimated is not None and int(estimated) < 4 * COUNTED:
+            raise RuntimeError(f"the clusters were not ready in time: {messages}")
         return time, float(wait)
 
 
@@ -87,7 +91,7 @@ def rows(measured, sizes):
             plain = min(measured.run(tokens, 8, flash)[0] for flash in ("off", "on"))
             add(f"llama_exact_over_plain_{label}", plain / measured.run(tokens, COUNTED, "auto", "exact")[0])
             add(f"llama_exact_over_plain_{label}_avx2", plain / measured.run(tokens, COUNTED, "auto", "exact,kernel_level=avx2")[0])
-            for name, words in (("s10", "ratio=0.1"), ("k1024", "k=1024")):
+            for name, words in SELECTIONS.items():
                 time, wait = measured.selecting(tokens, words)
                 add(f"llama_{name}_over_plain_{label}", plain / time)
                 waits.append(wait)
@@ -100,7 +104,8 @@ def rows(measured, sizes):
         if name == "llama_small_context_overhead":
             found.append(row(name, statistics.median(values), 1.02, "plain llama.cpp at 256 tokens", "ratio", "lower", values))
         else:
-            index = "" if "exact" in name else "; index pq m=4 b=8"
+            selection = next((words for each, words in SELECTIONS.items() if name.startswith(f"llama_{each}_over")), None)
+            index = "" if selection is None else f"; index pq m=4 b=8, {selection}"
             limit = "; our code limited to AVX2" if name.endswith("_avx2") else ""
             found.append(row(name, statistics.median(values), goals.get(name), faster + index + limit, ratios=values))
     found.append(row("llama_longest_wait_ms", max(waits), 5, "the longest time that a node waited for the client, with a healthy sidecar",

@@ -40,11 +40,11 @@ class Folder(unittest.TestCase):
         cls.folder = pathlib.Path(holder.name)
         cls.programs = {}
 
-    def model(self, layers, kind="f32"):
-        path = self.folder / f"{layers}-{kind}.gguf"
+    def model(self, layers, kind="f32", *words):
+        path = self.folder / f"{'-'.join([str(layers), kind, *words])}.gguf"
         if not path.exists():
             gguf_model.random_model(path, gguf_model.arguments(
-                [str(path), "--layers", str(layers), "--type", kind, "--vocabulary", str(VOCABULARY)]))
+                [str(path), "--layers", str(layers), "--type", kind, "--vocabulary", str(VOCABULARY), *words]))
         return path
 
     def program(self, version, program, libraries=None):

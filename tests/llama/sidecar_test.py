@@ -8,6 +8,7 @@ import collections
 import concurrent.futures
 import os
 import pathlib
+import random
 import re
 import signal
 import sys
@@ -21,10 +22,11 @@ import numpy as np
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 
 import architectures  # noqa: E402  (after the argument)
+import dialogue  # noqa: E402
 import engine  # noqa: E402
 from daemon import Daemon  # noqa: E402
 from kills import EVENTS, Kills, beside  # noqa: E402
-from llama_test import PLUGIN, Folder, needs  # noqa: E402
+from llama_test import PLUGIN, VOCABULARY, Folder, needs  # noqa: E402
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the cores from the sidecars
 KILLS = int(os.environ.get("PQCACHED_LLAMA_KILLS", "20"))
@@ -85,6 +87,37 @@ class Selections(Sidecars):
     def test_an_index_of_codes(self):
         self.daemon("--segment-tokens", "256", "--tail-tokens", "128", "--codebook-tokens", "512")
         self.selected(self.compare(["unified"], settings=ALL.replace("index=flat", "index=pq")))
+
+    def test_a_tail_estimate_is_nearer(self):
+        self.daemon()
+        chance, model = random.Random(1), self.model(2, "f32", "--sharpness", "0.7")
+        prompt, followed = ([chance.randrange(2, VOCABULARY) for _ in range(count)] for count in (1500, 12))
+
+        def follow(settings, is_enough):
+            """The logarithms of the tokens' probabilities, as soon as they are enough twice."""
+            end, before = time.monotonic() + 60, None
+            with dialogue.Dialogue(self.version, self.program(self.version, "dialogue"), [model, 4096], PLUGIN, settings) as opened:
+                opened.prefill(prompt)
+                while True:
+                    logarithms = np.array(opened.follow(followed)[1])
+                    opened.rewind()
+                    if (is_enough(logarithms) and np.array_equal(logarithms, before)) or time.monotonic() > end:
+                        return logarithms
+                    before = logarithms
+                    time.sleep(0.2)
+
+        exact = follow("min_tokens=64", lambda _: True)
+
+        def error(logarithms):
+            return np.abs(logarithms - exact).mean()
+
+        words = f"ratio=0.1,index=flat,min_tokens=64,endpoint=unix://{self.socket}"
+        alone = error(follow(f"{words},tail=0", lambda found: error(found) > 1e-2))
+        estimated = error(follow(words, lambda found: 1e-4 < error(found) < alone / 2))
+        print(f"error of a tenth of the tokens {alone:.4f}, with a tail estimate {estimated:.4f}")
+        self.assertGreater(alone, 1e-2)
+        self.assertGreater(estimated, 1e-4)
+        self.assertLess(estimated, alone / 2)
 
     # Models whose layers have windows, and those whose attention is not to the cache, are attended to exactly.
     def test_architectures(self):

@@ -163,6 +163,9 @@ class Context {
                     static_cast<unsigned long long>(selection_->selected_nodes()),
                     selection_->longest_wait_ms());
       line += text;
+      if (ThePlugin().settings.estimates_tail()) {
+        line += "; estimated the rest in " + std::to_string(selection_->estimated_nodes());
+      }
       if (const DroppedRows* const dropped = selection_->dropped(); dropped != nullptr) {
         line += "; gave back " + std::to_string(dropped->given_back_bytes() >> 10) +
                 " KiB, and fetched " + std::to_string(dropped->fetched_bytes() >> 10) + " again";

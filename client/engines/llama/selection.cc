@@ -298,6 +298,9 @@ pqc_selection Selection::Terms() const {
     terms.budget = PQC_BUDGET_RATIO;
     terms.ratio = settings_.ratio;
   }
+  terms.rerank_factor = static_cast<double>(settings_.rerank);
+  terms.tail_estimate = std::all_of(items_.begin(), items_.end(),
+                                    [](const Item& item) { return item.stored->has_clusters; });
   return terms;
 }
 
@@ -325,6 +328,7 @@ bool Selection::BeginStep(bool selects) {
   const pqc_status status =
       pqc_step_begin(client, items.data(), static_cast<uint32_t>(items.size()), &options, &step_);
   step_selects_ = status == PQC_OK && selects;
+  step_estimates_ = terms.tail_estimate != 0;
   if (status == PQC_OK) return true;
   step_ = nullptr;
   if (!selects) LeaveStep(status);
@@ -363,6 +367,7 @@ std::span<const kernels::Partial> Selection::Attend(const Attention& attention) 
   if (step_ == nullptr || !step_selects_ || !layer_) return {};
   if (!AttendSelected(attention, *layer_)) return {};
   ++selected_nodes_;
+  if (step_estimates_) ++estimated_nodes_;
   return partials_;
 }
 

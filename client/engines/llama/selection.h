@@ -79,6 +79,7 @@ class Selection {
 
   const DroppedRows* dropped() const { return dropped_.get(); }
   uint64_t selected_nodes() const { return selected_nodes_; }
+  uint64_t estimated_nodes() const { return estimated_nodes_; }  // of them, with a tail estimate
   // The longest time that a node waited for the client or for the sidecar's thread.
   double longest_wait_ms() const { return longest_wait_ms_; }
 
@@ -146,6 +147,7 @@ class Selection {
   const GgmlTensor* mask_ = nullptr;  // of the node of the first layer
   pqc_step* step_ = nullptr;
   bool step_selects_ = false;
+  bool step_estimates_ = false;
   std::vector<const uint64_t*> hidden_;     // [rows]
   std::vector<float> queries_;              // [step tokens, query heads, key_dim]
   std::vector<float> output_;               // [step tokens, query heads, value_dim]
@@ -154,6 +156,7 @@ class Selection {
   std::vector<std::byte> new_rows_;
   RowsToPass rows_to_pass_;
   uint64_t selected_nodes_ = 0;
+  uint64_t estimated_nodes_ = 0;
   double longest_wait_ms_ = 0.0;
 };
 

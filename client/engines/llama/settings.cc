@@ -52,6 +52,8 @@ constexpr uint64_t kMostTokensOfAContext = uint64_t{1} << 30;
 constexpr NumberKey kNumbers[] = {
     {"k", &Settings::selected_tokens, 1, kMostTokensOfAContext},
     {"sink_tokens", &Settings::sink_tokens, 0, kMostTokensOfAContext},
+    {"rerank", &Settings::rerank, 1, 8},
+    {"tail", &Settings::tail, 0, 1},
     {"window_tokens", &Settings::window_tokens, 1, kMostTokensOfAContext},
     {"min_tokens", &Settings::min_tokens, 0, kMostTokensOfAContext},
     {"deadline_ms", &Settings::deadline_ms, 1, 3'600'000},
@@ -96,10 +98,11 @@ std::string ParseWord(std::string_view word, Settings* settings) {
     settings->endpoint = value;
     return "";
   }
-  return Wrong(word,
-               "exact, k=NUMBER, ratio=NUMBER, index=NAME, sink_tokens=NUMBER, "
-               "window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, offload, "
-               "drop, deadline_ms=NUMBER or kernel_level=NAME");
+  return Wrong(
+      word,
+      "exact, k=NUMBER, ratio=NUMBER, index=NAME, rerank=NUMBER, tail=NUMBER, sink_tokens=NUMBER, "
+      "window_tokens=NUMBER, min_tokens=NUMBER, endpoint=ADDRESS, offload, "
+      "drop, deadline_ms=NUMBER or kernel_level=NAME");
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 //   k=2048              attends to sink, window and 2048 selected tokens
 //   ratio=0.1           likewise to a tenth of the context, sink and window included
 //   index=pq            selects by product quantization (default), or index=flat by exact scores
+//   rerank=2            has twice as many tokens proposed, and takes the best by exact scores
+//   tail=1              estimates what is not selected (default with ratio), or tail=0
 //   sink_tokens=16, window_tokens=64
 //   endpoint=unix:///run/pqcached/pqcached.sock   the sidecar, which k and ratio need
 //   min_tokens=4096     leaves shorter contexts to ggml
@@ -25,12 +27,19 @@ namespace pqcached::llama {
 
 struct Settings {
   bool selects() const { return selected_tokens > 0 || ratio > 0.0; }
+  // Returns whether attention estimates the tokens that are not selected.
+  bool estimates_tail() const {
+    return selects() && ratio < 1.0 && (tail == kTailByBudget ? ratio > 0.0 : tail == 1);
+  }
   bool offloads_or_drops() const { return offloads || drops; }
   bool uses_sidecar() const { return selects() || offloads_or_drops(); }
 
   uint64_t selected_tokens = 0;  // k
   double ratio = 0.0;
   bool is_flat = false;
+  uint64_t rerank = 1;
+  static constexpr uint64_t kTailByBudget = 2;
+  uint64_t tail = kTailByBudget;
   uint64_t sink_tokens = 16;
   uint64_t window_tokens = 64;
   std::string endpoint = "unix:///run/pqcached/pqcached.sock";

@@ -201,6 +201,7 @@ void Sidecar::Work() {
       continue;
     }
     DropBroken(&lock);
+    BuildClusters(&lock);
     StoredHistory* const next = NextToFill();
     if (next == nullptr) {
       wake_.wait_for(lock, kRetry);
@@ -302,6 +303,7 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
       each->sequence = nullptr;
       each->stored = each->acknowledged = 0;
       each->is_broken = each->is_longer = false;
+      EndClusters(each.get());
     }
   }
   lock->unlock();
@@ -317,6 +319,7 @@ void Sidecar::Disconnect(std::unique_lock<std::mutex>* lock) {
   pqc_cache_close(cache);
   pqc_client_close(client);
   for (; dropped < sequences.size(); ++dropped) pqc_sequence_detach(sequences[dropped]);
+  CloseBuilds();
   lock->lock();
 }
 
@@ -333,6 +336,7 @@ void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
     pqc_sequence* const dropped = std::exchange(each.sequence, nullptr);
     each.stored = each.acknowledged = 0;
     each.is_broken = each.is_longer = false;
+    EndClusters(&each);
     if (each.history->is_gone) {
       stored_.erase(stored_.begin() + static_cast<ptrdiff_t>(i));
     } else {
@@ -345,6 +349,69 @@ void Sidecar::DropBroken(std::unique_lock<std::mutex>* lock) {
     if (!answers_) return;
     i = 0;
   }
+}
+
+// Forgets the clusters of a sequence that is about to be dropped, which cancels their build.
+void Sidecar::EndClusters(StoredHistory* stored) {
+  if (stored->build != nullptr) former_builds_.push_back(std::exchange(stored->build, nullptr));
+  stored->has_clusters = false;
+}
+
+bool Sidecar::CanBuildClusters(const StoredHistory& stored) const {
+  if (stored.sequence == nullptr || stored.has_clusters || stored.is_in_step || stored.is_broken ||
+      stored.history->is_lost || std::chrono::steady_clock::now() < stored.build_at) {
+    return false;
+  }
+  pqc_progress progress = PQC_INIT(pqc_progress);
+  if (pqc_sequence_progress(stored.sequence, &progress) != PQC_OK) return false;
+  const bool is_indexed = settings_.is_flat || (progress.has_index != 0 &&
+                                                progress.layers_ready == progress.layer_count);
+  return is_indexed && progress.stored_tokens + kMostLeft >= stored.history->size();
+}
+
+// Begins builds of clusters where the index is complete, and takes note of those that have ended.
+void Sidecar::BuildClusters(std::unique_lock<std::mutex>* lock) {
+  CloseBuilds();
+  if (!settings_.estimates_tail()) return;
+  for (size_t i = 0; i < stored_.size(); ++i) {
+    StoredHistory& each = *stored_[i];
+    if (each.build == nullptr && !CanBuildClusters(each)) continue;
+    lock->unlock();
+    uint32_t is_done = 0;
+    pqc_status status = PQC_OK;
+    if (each.build == nullptr) {
+      status = BeginClusters(&each);
+    } else {
+      status = pqc_operation_poll(each.build, &is_done);
+    }
+    lock->lock();
+    const bool exists = status == PQC_ALREADY_EXISTS || (is_done != 0 && status == PQC_OK);
+    if (is_done == 0 && status == PQC_OK) continue;
+    EndClusters(&each);
+    each.has_clusters = exists;
+    each.build_at = {};
+    if (exists) continue;
+    // A step may have had the sequence, and no step has it for long.
+    each.build_at =
+        std::chrono::steady_clock::now() + (status == PQC_ABORTED ? kRetry : kLongestRetry);
+  }
+}
+
+pqc_status Sidecar::BeginClusters(StoredHistory* stored) {
+  pqc_build_options options = PQC_INIT(pqc_build_options);
+  options.sink_tokens = settings_.sink_tokens;
+  const pqc_status status = pqc_index_make("clusters", nullptr, 0, &options.index);
+  if (status != PQC_OK) return status;
+  return pqc_build_index_begin(stored->sequence, &options, nullptr, &stored->build);
+}
+
+// Closes builds whose sequences are gone. Those that have not ended are tried again later.
+void Sidecar::CloseBuilds() {
+  std::erase_if(former_builds_, [](pqc_operation* build) {
+    uint32_t is_done = 0;
+    pqc_operation_poll(build, &is_done);
+    return is_done != 0 && pqc_operation_close(build, 0) == PQC_OK;
+  });
 }
 
 StoredHistory* Sidecar::NextToFill() {

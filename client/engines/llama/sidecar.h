@@ -25,6 +25,8 @@
 #include "client/engines/llama/histories.h"
 #include "client/engines/llama/settings.h"
 #include "pqcached/client.h"
+#include "pqcached/index.h"
+#include "pqcached/operation.h"
 
 namespace pqcached::llama {
 
@@ -66,14 +68,17 @@ class RowsToPass {
 struct StoredHistory {
   std::shared_ptr<History> history;
   pqc_sequence* sequence = nullptr;
-  uint32_t stored = 0;                 // first tokens whose rows are passed on
-  uint32_t acknowledged = 0;           // first tokens whose rows the sidecar has
-  bool is_awaited = false;             // the engine's thread waits for `acknowledged`
-  bool is_filling = false;             // the thread uses the sequence
-  bool is_in_step = false;             // the engine's thread does
-  bool is_longer = false;              // the sequence may have tokens behind `stored`
-  bool is_broken = false;              // the sequence is to be dropped, and another one created
-  std::chrono::milliseconds delay{0};  // after the last failure
+  uint32_t stored = 0;             // first tokens whose rows are passed on
+  uint32_t acknowledged = 0;       // first tokens whose rows the sidecar has
+  bool is_awaited = false;         // the engine's thread waits for `acknowledged`
+  bool is_filling = false;         // the thread uses the sequence
+  bool is_in_step = false;         // the engine's thread does
+  bool is_longer = false;          // the sequence may have tokens behind `stored`
+  bool is_broken = false;          // the sequence is to be dropped, and another one created
+  bool has_clusters = false;       // steps may estimate what they do not select
+  pqc_operation* build = nullptr;  // of the clusters; the thread's
+  std::chrono::steady_clock::time_point build_at = {};  // the next build begins no earlier
+  std::chrono::milliseconds delay{0};                   // after the last failure
   std::chrono::steady_clock::time_point retry_at = {};
 };
 
@@ -128,6 +133,11 @@ class Sidecar {
   bool Connect();
   void Disconnect(std::unique_lock<std::mutex>* lock);
   void DropBroken(std::unique_lock<std::mutex>* lock);
+  void BuildClusters(std::unique_lock<std::mutex>* lock);
+  bool CanBuildClusters(const StoredHistory& stored) const;
+  pqc_status BeginClusters(StoredHistory* stored);
+  void EndClusters(StoredHistory* stored);
+  void CloseBuilds();
   StoredHistory* NextToFill();
   void Repair(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
   pqc_status Fill(StoredHistory* stored, std::unique_lock<std::mutex>* lock);
@@ -161,7 +171,8 @@ class Sidecar {
 
   // Used by the thread only.
   std::vector<std::byte> chunk_;
-  uint32_t chunk_tokens_ = 0;  // most tokens of a chunk
+  uint32_t chunk_tokens_ = 0;                  // most tokens of a chunk
+  std::vector<pqc_operation*> former_builds_;  // of sequences that are dropped
   std::string said_;
   bool answers_ = true;  // the sidecar has done what the last call asked for
 

@@ -20,7 +20,7 @@
 // *Decode segments* (tail_tokens slots at most, filled by Append) are merged: each run of
 // merge_segments of them becomes one segment. When the prefill has ended, segments lose their
 // unused slots (shrink.h). Closed segments get their clusters, too, when the sequence has an index
-// of that type beside the live one.
+// of that type as well as the live one.
 //
 // A layer whose index needs query samples (query_samples.h) waits for them.
 //

@@ -2,9 +2,10 @@
 // not selected (RetroInfer, arXiv 2505.02922, section 4: the estimation zone; tail.h).
 //
 // Index data are the clusters of closed segments. Builds, merges, and live sequences of any index
-// type make them; writers do not. A *part* is kMaxPartClusters x tokens consecutive slots, whose keys are clustered
-// by themselves (k-means). Each kv head has for every cluster the number of its tokens and a row,
-// [mean key, mean value] in the layer's dtype, and for every slot the cluster within its part.
+// type make them; writers do not. A *part* is kMaxPartClusters x tokens consecutive slots, whose
+// keys are clustered by themselves (k-means). Each kv head has for every cluster the number of its
+// tokens and a row, [mean key, mean value] in the layer's dtype, and for every slot the cluster
+// within its part.
 // Codebooks are empty.
 //
 // A selection by this index scores all keys exactly.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import dataclasses
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import byref
-from typing import Any, Iterator, List
+from typing import Any, AsyncIterator, Iterator, List, Optional
 
 from . import _abi as abi
 from ._arguments import uint32
@@ -57,12 +60,17 @@ def _event_of(event: Any, tenant: str, cache: str) -> CacheEvent:
 class CacheEvents(Closable):
     """Reader of the events of a cache; made by Cache.events. For one thread at a time.
 
-    Iterating waits for the next event, for as long as it takes.
+    Iterating waits for the next event, for as long as it takes; `async for` awaits it.
     """
+
+    _LONGEST_WAIT_MS = 1000  # of the thread that waits for next_async: it delays the program's end
 
     def __init__(self, library: Any, client: Handle, events: int, tenant: str, cache: str) -> None:
         self._tenant, self._cache = tenant, cache
         self._library = library
+        self._thread: Optional[ThreadPoolExecutor] = None  # calls next() for next_async
+        self._wait: "Optional[Future[List[CacheEvent]]]" = None  # that thread's call
+        self._taken: List[CacheEvent] = []  # events that this call took and next_async has not returned
         self._own(Handle("events", events, library.pqc_cache_events_close, client), at_exit=False)
 
     def next(self, timeout_ms: int = 1000, capacity: int = 256) -> List[CacheEvent]:
@@ -83,3 +91,34 @@ class CacheEvents(Closable):
     def __iter__(self) -> Iterator[CacheEvent]:
         while True:
             yield from self.next()
+
+    async def next_async(self, timeout_ms: int = 1000, capacity: int = 256) -> List[CacheEvent]:
+        """Awaits events as next() waits for them, with the same arguments and errors; for any
+        asyncio loop. One call at a time, and no next() beside it.
+
+        A cancelled call loses no event: the next call returns those that came meanwhile.
+        """
+        end = time.monotonic() + uint32("timeout_ms", timeout_ms) / 1000
+        while not self._taken:
+            left_ms = max(0, int(1000 * (end - time.monotonic())))
+            if self._wait is None:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "pqcached-events")
+                self._wait = self._thread.submit(self.next, min(left_ms, self._LONGEST_WAIT_MS), capacity)
+            wait = self._wait
+            try:
+                await asyncio.shield(asyncio.wrap_future(wait))
+            finally:
+                if wait.done():
+                    self._wait = None
+                    if wait.exception() is None:
+                        self._taken = wait.result()
+            if left_ms == 0:
+                break
+        events, self._taken = self._taken[:capacity], self._taken[capacity:]
+        return events
+
+    async def __aiter__(self) -> AsyncIterator[CacheEvent]:
+        while True:
+            for event in await self.next_async():
+                yield event

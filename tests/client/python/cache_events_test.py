@@ -1,5 +1,6 @@
 """Events of a cache against a real daemon, and the keys that they name. Usage: cache_events_test.py BUILD"""
 
+import asyncio
 import hashlib
 import unittest
 
@@ -68,6 +69,59 @@ class CacheEventsTest(BothPathsTest):
     def test_iterating_waits_for_events(self):
         with self.cache().events() as reader:
             self.assertEqual(next(iter(reader)).kind, CacheEventKind.CLEARED)
+
+    def test_asyncio_awaits_events_while_others_run(self):
+        layer = Layer(TOKENS)
+        for number, client in enumerate(self.clients):
+            cache = self.cache((0, 1), client=client)
+            ids = np.arange(TOKENS) + 5000 * (number + 1)
+            expected = set(cache.prefix_keys(ids).keys)
+
+            async def follow(reader):
+                found = set()
+                async for event in reader:
+                    if event.kind == CacheEventKind.STORED:
+                        found.add(event.key)
+                    if expected <= found:
+                        return
+
+            async def run():
+                with cache.events() as reader, cache.create_sequence(ids) as sequence:
+                    following = asyncio.ensure_future(follow(reader))
+                    await asyncio.sleep(0.05)  # the loop goes on: nothing has been ingested yet
+                    self.assertFalse(following.done())
+                    await sequence.ingest_async(0, {0: (layer.keys, layer.values), 1: (layer.keys, layer.values)})
+                    await asyncio.wait_for(following, 60)
+
+            asyncio.run(run())
+
+    def test_a_cancelled_wait_loses_no_event(self):
+        layer = Layer(TOKENS)
+        ids = np.arange(TOKENS) + 9000
+        cache = self.cache((0, 1))
+        expected = set(cache.prefix_keys(ids).keys)
+
+        async def run(reader, sequence):
+            found = set()
+            while await reader.next_async(timeout_ms=200):  # events of earlier sequences
+                pass
+            wait = asyncio.ensure_future(reader.next_async(timeout_ms=60000))
+            await asyncio.sleep(0.05)
+            wait.cancel()
+            await asyncio.gather(wait, return_exceptions=True)
+            self.assertTrue(wait.cancelled())
+            for number in range(2):
+                sequence.ingest(number, 0, layer.keys, layer.values)
+            while not expected <= found:
+                events = await reader.next_async(timeout_ms=10000, capacity=2)
+                self.assertLessEqual(len(events), 2)
+                assert events, f"{len(expected - found)} events are lost"
+                found.update(event.key for event in events)
+
+        with cache.events() as reader, cache.create_sequence(ids) as sequence:
+            asyncio.run(run(reader, sequence))
+        with self.fails(pqcached.FailedPrecondition, "events"):
+            asyncio.run(reader.next_async())
 
     def test_refusals_name_the_argument(self):
         cache = self.cache()

@@ -342,14 +342,14 @@ void Pool::RefuseUse(std::string why) {
   grant_refusal_ = std::move(why);
 }
 
-void Pool::ReturnGrant() {
+void Pool::ReturnGrant(bool at_once) {
   if (!grows_) return;
   const size_t kept_bytes = KeepsPages() ? capacity_bytes_ - absent_bytes() : 0;
   const MutexLock lock(&mutex_);
-  const size_t most_bytes =
-      std::max({UsedBytes(), peak_used_bytes_, previous_peak_bytes_, kept_bytes});
-  const size_t steps = (most_bytes + kGrantBytes - 1) / kGrantBytes;
-  granted_bytes_ = std::min(granted_bytes_, steps * kGrantBytes);
+  const size_t least_bytes = std::max(UsedBytes(), kept_bytes);
+  const size_t peak_bytes = std::max({least_bytes, peak_used_bytes_, previous_peak_bytes_});
+  const size_t steps_bytes = (peak_bytes + kGrantBytes - 1) / kGrantBytes * kGrantBytes;
+  granted_bytes_ = std::min(granted_bytes_, at_once ? least_bytes : steps_bytes);
 }
 
 void Pool::GrantClaimed() {

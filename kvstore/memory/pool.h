@@ -136,7 +136,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void RefuseUse(std::string why);
   // Reduces the granted use to the most bytes that were in use since the last but one
   // ReturnUnusedPages, rounded up to kGrantBytes, and at least to the pages that cannot return.
-  void ReturnGrant();
+  // at_once: to those that are in use now, not rounded.
+  void ReturnGrant(bool at_once = false);
 
   // Limits the bytes in use from now on to the minimum of `bytes`, the quota and the granted use;
   // allocated extents stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.

@@ -260,8 +260,13 @@ void Lifecycle::Retain(const StoredSequence& stored) {
   }
   DropRedundant(*retained, keys);
   const PoolUsage usage = cache.pool->usage();
-  const auto most_bytes = static_cast<size_t>(static_cast<double>(cache.pool->granted_bytes()) *
-                                              parts_.options.max_retained_share);
+  // A cache that grows has little more than it uses: its share is one of all that it may have.
+  const size_t granted_bytes = cache.pool->granted_bytes();
+  const size_t pool_bytes =
+      granted_bytes + std::min(usage.capacity_bytes - std::min(usage.capacity_bytes, granted_bytes),
+                               parts_.caches.GrowableBytes(stored.cache));
+  const auto most_bytes =
+      static_cast<size_t>(static_cast<double>(pool_bytes) * parts_.options.max_retained_share);
   if (usage.used_bytes > most_bytes) parts_.evictor.ShrinkRetained(cache, most_bytes);
 }
 

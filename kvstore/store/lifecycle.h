@@ -24,6 +24,7 @@
 #include "kvstore/sequence/stored_sequences.h"
 #include "kvstore/share/rank_sequences.h"
 #include "kvstore/store/cache_memory.h"
+#include "kvstore/store/caches.h"
 #include "kvstore/store/prefix_sharing.h"
 
 namespace pqcached::kvstore {
@@ -37,6 +38,7 @@ class Lifecycle {
     StoredSequences& sequences;
     RankSequences& ranks;
     PrefixSharing& prefixes;
+    const Caches& caches;
     Evictor& evictor;
     IncrementalIndexer& live;
     Checksums* checksums;  // null without a keeper

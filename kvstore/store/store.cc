@@ -89,6 +89,7 @@ StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
                   .sequences = sequences_,
                   .ranks = ranks_,
                   .prefixes = prefixes_,
+                  .caches = caches_,
                   .evictor = evictor_,
                   .live = live_,
                   .checksums = checksums_.get()}) {
@@ -139,9 +140,29 @@ void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
     const std::shared_ptr<const Cache> alive = weak.lock();
     if (alive == nullptr) return false;
     if (caches_.Grow(alive, sizes)) return true;
-    return alive->pages != nullptr ? alive->pages->MakeRoom(sizes)
-                                   : evictor_.MakeRoom(*alive, sizes);
+    const bool has_room =
+        alive->pages != nullptr ? alive->pages->MakeRoom(sizes) : evictor_.MakeRoom(*alive, sizes);
+    return has_room || (TakeFromRetained(alive, sizes) && caches_.Grow(alive, sizes));
   });
+}
+
+bool StoreImpl::TakeFromRetained(const Caches::CachePointer& cache,
+                                 std::span<const size_t> sizes_bytes) {
+  if (!cache->spec.grows) return false;
+  size_t missing_bytes = cache->pool->MissingGrantBytes(sizes_bytes);
+  missing_bytes -= std::min(missing_bytes, caches_.GrowableBytes(cache));
+  for (const Caches::CachePointer& other : caches_.OfTenant(cache->tenant)) {
+    if (missing_bytes == 0) break;
+    if (other == cache || !other->spec.grows || other->pages != nullptr) continue;
+    if (other->pool->KeepsPages()) continue;  // nothing would return
+    const size_t before_bytes = other->pool->granted_bytes();
+    const size_t unused_bytes =
+        before_bytes - std::min(before_bytes, other->pool->usage().used_bytes);
+    if (missing_bytes > unused_bytes) evictor_.FreeRetained(*other, missing_bytes - unused_bytes);
+    other->pool->ReturnGrant(/*at_once=*/true);
+    missing_bytes -= std::min(missing_bytes, before_bytes - other->pool->granted_bytes());
+  }
+  return missing_bytes == 0;
 }
 
 void StoreImpl::SetTenantQuotas(TenantQuotas quotas) {

@@ -168,6 +168,9 @@ class StoreImpl final : public Store {
   void DropUnused(const Caches::CachePointer& cache);
   // Makes the cache's pool evict when it is full.
   void InstallReclaimer(const std::shared_ptr<const Cache>& cache);
+  // Evicts cached prefixes of the tenant's other caches, and reduces the use that was granted to
+  // them, so that this cache can grow by extents of these sizes. Returns whether it can.
+  bool TakeFromRetained(const Caches::CachePointer& cache, std::span<const size_t> sizes_bytes);
 
   // Each part uses only those above it.
   const StoreOptions options_;

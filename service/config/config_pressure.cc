@@ -109,9 +109,11 @@ void AddPressureKeys(std::vector<ConfigKey>& keys) {
                   "When a sequence ends, its named tokens stay in steps of 128 as a cached prefix "
                   "for others that begin with them, until memory is short.",
                   SetRetain, [](const Config& c) { return c.retain ? "true" : "false"; }});
-  keys.push_back({"max_retained_share", "NUMBER",
-                  "Share of a pool that cached prefixes may occupy: 0..1.", SetRetainedShare,
-                  [](const Config& c) { return absl::StrCat(c.max_retained_share); }});
+  keys.push_back(
+      {"max_retained_share", "NUMBER",
+       "Share of a pool, or of all that a growing cache may have, that cached prefixes may "
+       "occupy: 0..1.",
+       SetRetainedShare, [](const Config& c) { return absl::StrCat(c.max_retained_share); }});
   keys.push_back(
       {"eviction_policy", "POLICY",
        "Which cached prefix is evicted first: the least recently used one (lru), or the one "

@@ -26,7 +26,7 @@ struct StoreParts {
         local(options.max_leases, options.max_staging_bytes, options.lease_timeout, *ledger),
         prefixes(caches),
         evictor({options, sequences, ranks, shared.live, local}),
-        lifecycle({options, memory, sequences, ranks, prefixes, evictor, shared.live,
+        lifecycle({options, memory, sequences, ranks, prefixes, caches, evictor, shared.live,
                    /*checksums=*/nullptr}) {
     CacheSpec spec = SmallSpec();
     spec.groups[0].layers = {0};

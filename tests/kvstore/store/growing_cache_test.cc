@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -40,8 +41,16 @@ CacheSpec SpecOf(const std::string& name, size_t capacity_bytes = 0) {
 StoreOptions Options(size_t max_pool_bytes) {
   StoreOptions options = SmallOptions();
   options.segment_tokens = kTokensPer4MiB;
+  options.retain = true;
   options.max_pool_bytes = max_pool_bytes;
   return options;
+}
+
+// Names of as many tokens as take this many bytes.
+std::vector<uint32_t> Prompt(uint32_t number, size_t bytes) {
+  std::vector<uint32_t> names(bytes / (4 * kMiB) * kTokensPer4MiB);
+  for (uint32_t i = 0; i < names.size(); ++i) names[i] = number * 100000 + i;
+  return names;
 }
 
 class GrowingCache : public ::testing::Test {
@@ -57,9 +66,11 @@ class GrowingCache : public ::testing::Test {
     if (!opened.ok()) return opened.status();
     return opened->cache_id;
   }
-  // Stores about this many bytes in a new sequence of the cache.
-  absl::Status Fill(uint64_t cache_id, size_t bytes, const std::string& tenant = kTenant) {
-    const auto created = store_->CreateSequence(tenant, cache_id, {.session = "session"});
+  // Stores about this many bytes in a new sequence of the cache, with the names of `prompt`.
+  absl::Status Fill(uint64_t cache_id, size_t bytes, const std::string& tenant = kTenant,
+                    std::vector<uint32_t> prompt = {}) {
+    const auto created = store_->CreateSequence(
+        tenant, cache_id, {.session = "session", .token_ids = std::move(prompt)});
     if (!created.ok()) return created.status();
     sequence_id_ = created->sequence_id;
     auto ingest = store_->BeginIngest(tenant, sequence_id_);
@@ -71,6 +82,15 @@ class GrowingCache : public ::testing::Test {
       if (auto status = (*ingest)->Write(0, layer); !status.ok()) return status;
     }
     return (*ingest)->Commit().status();
+  }
+  // Stores a sequence with these names, ends it, and returns how many of its tokens stay.
+  uint64_t Retain(uint64_t cache_id, const std::vector<uint32_t>& prompt) {
+    EXPECT_TRUE(Fill(cache_id, prompt.size() / kTokensPer4MiB * 4 * kMiB, kTenant, prompt).ok());
+    store_->DropSession("session");
+    return Match(cache_id, prompt);
+  }
+  uint64_t Match(uint64_t cache_id, const std::vector<uint32_t>& prompt) {
+    return store_->MatchPrefix(kTenant, cache_id, prompt, {}).value_or(UINT64_MAX);
   }
   CacheInfo Info(const std::string& name) const {
     for (const CacheInfo& info : store_->ListCaches(kAllTenants)) {
@@ -174,6 +194,46 @@ TEST_F(GrowingCache, AdmissionCountsWhatItMayGrowBy) {
   EXPECT_EQ(admit(120 * kMiB).verdict, Verdict::kRetryable);
   EXPECT_EQ(admit(120 * kMiB).shortfall_bytes, 24 * kMiB);
   EXPECT_EQ(admit(96 * kMiB).verdict, Verdict::kFitsNow);
+}
+
+TEST_F(GrowingCache, CachedPrefixesHaveTheirShareOfAllThatItMayHave) {
+  Start(Options(160 * kMiB));
+  const auto id = Open(SpecOf("grows"));
+  ASSERT_TRUE(id.ok()) << id.status();
+  const std::vector<uint32_t> first = Prompt(1, 60 * kMiB);
+  EXPECT_EQ(Retain(*id, first), first.size()) << "60 of 160 MiB; 64 are granted";
+  const std::vector<uint32_t> second = Prompt(2, 80 * kMiB);
+  EXPECT_EQ(Retain(*id, second), second.size());
+  EXPECT_LT(Match(*id, first), first.size()) << "128 MiB are the share of 0.8";
+}
+
+TEST_F(GrowingCache, CachedPrefixesGiveWayToOtherCachesOfTheTenant) {
+  StoreOptions options = Options(320 * kMiB);
+  options.tenant_quotas.by_tenant[kTenant] = {.max_bytes = 160 * kMiB};
+  Start(options);
+  const auto id = Open(SpecOf("grows"));
+  ASSERT_TRUE(id.ok()) << id.status();
+  const std::vector<uint32_t> prompt = Prompt(1, 100 * kMiB);
+  ASSERT_EQ(Retain(*id, prompt), prompt.size());
+  const auto other = Open(SpecOf("other"));
+  ASSERT_TRUE(other.ok()) << other.status();
+  const absl::Status filled = Fill(*other, 140 * kMiB);
+  EXPECT_TRUE(filled.ok()) << filled;
+  EXPECT_LT(Match(*id, prompt), prompt.size());
+  EXPECT_GT(Match(*id, prompt), 0u) << "no more than is needed";
+  EXPECT_FALSE(Fill(*other, 40 * kMiB).ok()) << "the quota holds";
+}
+
+TEST_F(GrowingCache, CachedPrefixesStayWhenAnotherTenantGrows) {
+  Start(Options(160 * kMiB));
+  const auto id = Open(SpecOf("grows"));
+  ASSERT_TRUE(id.ok()) << id.status();
+  const std::vector<uint32_t> prompt = Prompt(1, 100 * kMiB);
+  ASSERT_EQ(Retain(*id, prompt), prompt.size());
+  const auto other = Open(SpecOf("other"), "stranger");
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_FALSE(Fill(*other, 80 * kMiB, "stranger").ok());
+  EXPECT_EQ(Match(*id, prompt), prompt.size());
 }
 
 TEST_F(GrowingCache, TheNextProcessFindsItWithWhatItUses) {

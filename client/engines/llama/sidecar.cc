@@ -89,6 +89,12 @@ Sidecar::~Sidecar() {
   }
   wake_.notify_all();
   thread_.join();
+  std::unique_lock lock(mutex_);
+  try {
+    Disconnect(&lock);  // the thread has done so, unless it ended with an exception
+  } catch (const std::exception& error) {
+    Log(std::string("the session with the sidecar was not closed: ") + error.what());
+  }
 }
 
 void Sidecar::SetBring(std::function<bool(std::span<const uint32_t> cells)> bring) {

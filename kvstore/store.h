@@ -74,6 +74,7 @@
 #include "kvstore/cache_events.h"
 #include "kvstore/local_session.h"
 #include "kvstore/model.h"
+#include "kvstore/segment_images.h"
 #include "kvstore/selected_pages.h"
 #include "kvstore/values.h"
 
@@ -176,7 +177,7 @@ class IngestTransaction {
 };
 
 // See the top of this file.
-class Store {
+class Store : public SegmentImages {
  public:
   // Creates a store. With a keeper, recovers the state that an earlier process left with it; the
   // destructor leaves the state to the next process.
@@ -184,7 +185,6 @@ class Store {
   // Errors: kInvalidArgument naming the option; kFailedPrecondition when the keeper has pools or
   // records of another version (RootRecords::Open), which stay as they are; those of the keeper.
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
-  virtual ~Store() = default;
 
   // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
   // capacity does not change). A cache with capacity_bytes 0 grows in steps of 64 MiB when its rows

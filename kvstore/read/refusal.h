@@ -26,10 +26,12 @@ namespace pqcached::kvstore {
 enum class StatusCode : uint32_t {
   kOk = 0,
   kInvalidArgument = 3,
+  kNotFound = 5,
   kFailedPrecondition = 9,
   kAborted = 10,
   kOutOfRange = 11,
   kUnimplemented = 12,
+  kDataLoss = 15,
 };
 
 // Retry times in milliseconds. A refusal that no repetition can change has kNoRetry.

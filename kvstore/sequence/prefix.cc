@@ -71,6 +71,13 @@ PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string
   return Sha256(fields.bytes());
 }
 
+PrefixKey TenantKey(std::string_view tenant) {
+  Fields fields;
+  fields.Add(std::string_view("pqcached tenant 1"));
+  fields.Add(tenant);
+  return Sha256(fields.bytes());
+}
+
 NameView::NameView(const TokenNames& names) : words(names.token_ids) {
   if (names.content_keys.empty()) return;
   kind = NameKind::kContentKeys;
@@ -93,6 +100,10 @@ std::vector<PrefixKey> ChainOf(const PrefixKey& root, const NameView& names) {
     keys.push_back(NextPrefixKey(keys.back(), words.first(step)));
   }
   return keys;
+}
+
+PrefixKey StepKeyAt(std::span<const PrefixKey> chain, uint32_t position) {
+  return chain[std::min<size_t>(chain.size() - 1, position / kPrefixStepTokens)];
 }
 
 PrefixKey PromptDigest(const NameView& names, std::string_view extra_key) {

@@ -69,10 +69,14 @@ struct NameView {
 
 // Returns the root key of a cache's chains.
 PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string_view extra_key);
+// Returns a key of a tenant's name, which does not show it.
+PrefixKey TenantKey(std::string_view tenant);
 // Returns the key of the step that follows `before`. REQUIRES: `step` has the words of one step.
 PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> step);
 // Returns the root, and then the key of each whole step of the names.
 std::vector<PrefixKey> ChainOf(const PrefixKey& root, const NameView& names);
+// Returns the key of the last step of a chain that ends at `position` or before it, or its root.
+PrefixKey StepKeyAt(std::span<const PrefixKey> chain, uint32_t position);
 // Returns a digest that identifies a whole prompt.
 PrefixKey PromptDigest(const NameView& names, std::string_view extra_key);
 

@@ -163,6 +163,16 @@ absl::StatusOr<CreatedSequence> Lifecycle::Fork(const StoredSequence& parent, ui
                         live_index);
 }
 
+absl::StatusOr<CreatedSequence> Lifecycle::AddPrefix(const std::shared_ptr<const Cache>& cache,
+                                                     std::shared_ptr<const Snapshot> snapshot,
+                                                     const PrefixKey& root, const NameView& names) {
+  const uint64_t tick = cache->uses->Tick();
+  for (const SegmentEntry& entry : snapshot->list->segments) {
+    cache->uses->Use(tick, /*hit=*/false, entry.rows->heat());
+  }
+  return Add(cache, {.session = {}, .first = std::move(snapshot), .root = root, .names = names});
+}
+
 void Lifecycle::Drop(const StoredSequence& stored) {
   parts_.sequences.Remove(stored.sequence->sequence_id());
   stored.sequence->Drop();  // a writer in progress fails when it publishes

@@ -51,6 +51,10 @@ class Lifecycle {
   // Implements Store::ForkSequence, with its errors.
   absl::StatusOr<CreatedSequence> Fork(const StoredSequence& parent, uint64_t token_count,
                                        std::string_view session);
+  // Adds a cached prefix: a sequence without a session. Errors: those of Create.
+  absl::StatusOr<CreatedSequence> AddPrefix(const std::shared_ptr<const Cache>& cache,
+                                            std::shared_ptr<const Snapshot> snapshot,
+                                            const PrefixKey& root, const NameView& names);
   // Drops a sequence and retains the prefix that other sequences may share.
   void End(const StoredSequence& stored);
   // Drops a sequence and retains nothing.

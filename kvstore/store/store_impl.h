@@ -1,9 +1,9 @@
 // StoreImpl implements Store: it owns the store's parts and forwards each call to the part that
 // does the work. caches.h: the open caches; sequence/stored_sequences.h: their sequences;
 // lifecycle.h: creates and ends sequences; evict/: eviction, admission and memory pressure;
-// share/local_sessions.h: local access. store.cc: checks, reads and changes; store_pages.cc: page
-// caches; store_reports.cc: descriptions and statistics; store_recovery.cc: recovery and kept
-// state.
+// share/local_sessions.h: local access. store.cc: checks, reads and changes; images.cc: segment
+// images; store_pages.cc: page caches; store_reports.cc: descriptions and statistics;
+// store_recovery.cc: recovery and kept state.
 //
 // Thread-safe. It has no lock: each part has its own.
 #ifndef PQCACHED_KVSTORE_STORE_STORE_IMPL_H_
@@ -135,6 +135,11 @@ class StoreImpl final : public Store {
                                          bool force) override;
   absl::StatusOr<ErasedTenant> EraseTenant(std::string_view tenant,
                                            absl::Duration patience) override;
+
+  absl::StatusOr<ExportedSequence> ExportSequence(std::string_view tenant, uint64_t sequence_id,
+                                                  const ImagePlace& place) override;
+  absl::StatusOr<ImportedSequence> ImportSequence(std::string_view tenant, uint64_t cache_id,
+                                                  const ImagePlace& place) override;
 
   bool WaitIdle(SteadyTime deadline) override;
   void ApplyMemoryLimits() override;

@@ -178,6 +178,11 @@ Refusal SegmentImageReader::ReadAll(const ParallelFor& parallel,
   return first;
 }
 
+Refusal SegmentImageReader::ReadPart(const ImageSection& section, uint64_t offset,
+                                     std::span<std::byte> bytes) const {
+  return bytes_->Read(section.offset_bytes + offset, {&bytes, 1}) ? Refusal() : UnreadableImage();
+}
+
 Refusal SegmentImageReader::Verify() const {
   return ReadAll(SerialFor(), std::vector<std::byte*>(image_.sections.size()), {});
 }

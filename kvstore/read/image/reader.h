@@ -70,6 +70,9 @@ class SegmentImageReader {
                   const std::function<bool()>& keep_going) const;
   // Verifies all sections.
   Refusal Verify() const;
+  // Reads bytes of a section from `offset` in it on, without their checksum: after Verify.
+  // REQUIRES: they lie in the section. Errors: kDataLoss (file_bytes)
+  Refusal ReadPart(const ImageSection& section, uint64_t offset, std::span<std::byte> bytes) const;
 
  private:
   Refusal ReadChunk(uint32_t chunk, std::span<std::byte* const> targets,

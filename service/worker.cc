@@ -236,6 +236,11 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
   if (absl::Status status = LoadPlugins(config, keepers->memory(), **log); !status.ok()) {
     return Fail(status, ExitCodeOf(status), **log);
   }
+  if (!config.image_directory.empty()) {
+    if (absl::Status status = kvstore::RemovePartialImages(config.image_directory); !status.ok()) {
+      return Fail(status, ExitCodeOf(status), **log);
+    }
+  }
 
   kvstore::StoreOptions options = StoreOptionsOf(config);
   options.keeper = keepers->memory();

@@ -12,8 +12,10 @@
 
 #include "client/ctl/limits.h"
 #include "client/ctl/report.h"
+#include "client/ctl/segments.h"
 #include "client/ctl/supervisor.h"
 #include "client/ctl/table.h"
+#include "client/ctl/tensor_files.h"
 #include "pqcached/client.hpp"
 
 namespace pqcached::ctl {
@@ -42,6 +44,9 @@ struct Arguments {
   uint64_t session = 0;
   std::string limited_tenant;       // empty = show the limits
   std::vector<std::string> limits;  // "sessions=20"
+  std::string image_name;
+  std::string image_path;
+  std::string output;
 };
 
 // A failed call, which main reports.
@@ -193,6 +198,25 @@ void EndQuarantine(Sidecar& sidecar, const Arguments& arguments) {
                          " pools to new memory\n");
 }
 
+void ExportSegments(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer = sidecar.Call(
+      "ExportSequence",
+      {{"sequence_id", std::to_string(*arguments.sequence)}, {"name", arguments.image_name}});
+  Print(arguments, answer,
+        std::to_string(Number(answer.at("token_count"))) + " tokens were exported as " +
+            arguments.image_name + ": " + std::to_string(Number(answer.at("image_count"))) +
+            " images, " + FormatBytes(Number(answer.at("bytes"))) + "\n");
+}
+
+void ImportSegments(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer = sidecar.Call("ImportSequence", {{"cache_id", std::to_string(arguments.cache)},
+                                                      {"name", arguments.image_name}});
+  Print(arguments, answer,
+        std::to_string(Number(answer.at("token_count"))) + " tokens were imported as sequence " +
+            std::to_string(Number(answer.at("sequence_id"))) + "; " +
+            std::to_string(Number(answer.at("shared_tokens"))) + " of them were there already\n");
+}
+
 void Limits(Sidecar& sidecar, const Arguments& arguments) {
   if (arguments.limited_tenant.empty()) {
     const Json all = sidecar.Call("ListTenantLimits");
@@ -263,6 +287,76 @@ int Recover(const Arguments& arguments) {
   if (!state.ok()) return failed(state.status());
   Print(arguments, *state, ReportSupervisor(*state));
   return state->at("state") == "given_up" ? kExitRefused : 0;
+}
+
+// The commands on exported sequences that work on files, without a sidecar.
+struct SegmentFiles {
+  CLI::App* list = nullptr;
+  CLI::App* verify = nullptr;
+  CLI::App* to_safetensors = nullptr;
+  CLI::App* to_numpy = nullptr;
+};
+
+int RunOnFiles(const Arguments& arguments, const SegmentFiles& commands) {
+  const auto refused = [](const Status& status) {
+    std::fprintf(stderr, "pqcachectl: %s\n", status.ToString().c_str());
+    return kExitRefused;
+  };
+  if (commands.list->parsed()) {
+    const Result<Json> rows = ListSegments(arguments.image_path);
+    if (!rows.ok()) return refused(rows.status());
+    Print(arguments, *rows, ReportSegments(*rows));
+    return 0;
+  }
+  if (commands.verify->parsed()) {
+    const Result<Json> row = VerifySegments(arguments.image_path);
+    if (!row.ok()) return refused(row.status());
+    Print(arguments, *row, "all checksums are right\n" + ReportSegments(Json::array({*row})));
+    return 0;
+  }
+  const Status written = commands.to_numpy->parsed()
+                             ? WriteNumpy(arguments.image_path, arguments.output)
+                             : WriteSafetensors(arguments.image_path, arguments.output);
+  return written.ok() ? 0 : refused(written);
+}
+
+// The subcommands of "segment".
+struct SegmentCommands {
+  CLI::App* exports = nullptr;
+  CLI::App* imports = nullptr;
+  SegmentFiles files;
+};
+
+SegmentCommands AddSegmentCommands(CLI::App& app, Arguments& arguments) {
+  CLI::App* const segment = app.add_subcommand(
+      "segment", "sequences as files: exports and imports them, and reads what was exported");
+  segment->require_subcommand(1);
+  segment->fallthrough();
+  SegmentCommands commands;
+  const char* const name = "name of a folder in the sidecar's image_directory";
+  commands.exports = segment->add_subcommand("export", "writes a sequence as segment images");
+  commands.exports->add_option("SEQUENCE", arguments.sequence, "id of a sequence, as ls shows it")
+      ->required();
+  commands.exports->add_option("NAME", arguments.image_name, name)->required();
+  commands.imports = segment->add_subcommand("import", "reads segment images into a cache");
+  commands.imports->add_option("CACHE", arguments.cache, "id of a cache, as ls shows it")
+      ->required();
+  commands.imports->add_option("NAME", arguments.image_name, name)->required();
+  SegmentFiles& files = commands.files;
+  files.list = segment->add_subcommand("list", "exported sequences in a directory");
+  files.list->add_option("DIRECTORY", arguments.image_path)->required();
+  files.verify = segment->add_subcommand("verify", "reads all bytes, and checks their checksums");
+  files.to_safetensors =
+      segment->add_subcommand("to-safetensors", "writes keys and values as a safetensors file");
+  files.to_numpy =
+      segment->add_subcommand("to-numpy", "writes keys and values as a folder of .npy files");
+  for (CLI::App* command : {files.verify, files.to_safetensors, files.to_numpy}) {
+    command->add_option("FOLDER", arguments.image_path, "an exported sequence")->required();
+  }
+  for (CLI::App* command : {files.to_safetensors, files.to_numpy}) {
+    command->add_option("OUTPUT", arguments.output, "must not exist yet")->required();
+  }
+  return commands;
 }
 
 using Command = void (*)(Sidecar&, const Arguments&);
@@ -346,6 +440,7 @@ int Main(int argc, char** argv) {
   limits->add_option("--tenant", arguments.limited_tenant, "name of a tenant; * = all others");
   limits->add_option("LIMIT=N", arguments.limits,
                      "sessions, caches, staging, builds, calls, weight, pool or guaranteed");
+  const SegmentCommands segment = AddSegmentCommands(app, arguments);
   CLI::App* recover = app.add_subcommand(
       "recover", "after recoveries have failed: what becomes of the memory that is kept");
   recover->add_flag("--retry", arguments.retry, "starts workers again, which recover it");
@@ -362,6 +457,9 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   if (app.got_subcommand(recover)) return Recover(arguments);
+  if (segment.exports->parsed()) return Run(arguments, &ExportSegments);
+  if (segment.imports->parsed()) return Run(arguments, &ImportSegments);
+  if (app.got_subcommand("segment")) return RunOnFiles(arguments, segment.files);
   const std::pair<const char*, Command> commands[] = {{"ls", &List},
                                                       {"describe", &Describe},
                                                       {"stats", &Stats},

@@ -84,8 +84,9 @@ struct Config {
   absl::Duration watchdog_timeout = absl::Seconds(30);  // 0 = none
   absl::Duration resume_timeout = absl::Seconds(30);
   absl::Duration quarantine_timeout = absl::Hours(1);
-  std::string pool_directory;  // empty = none
-  std::string index_plugins;   // directory; empty = none
+  std::string pool_directory;   // empty = none
+  std::string index_plugins;    // directory; empty = none
+  std::string image_directory;  // empty = none
   std::string log_level = "info";
   std::string log_file;  // empty = standard error
 };

@@ -259,6 +259,12 @@ absl::Status SetIndexPlugins(absl::string_view value, Config& config) {
   return absl::OkStatus();
 }
 
+absl::Status SetImageDirectory(absl::string_view value, Config& config) {
+  if (!value.empty() && value.front() != '/') return Invalid("must be an absolute path");
+  config.image_directory = std::string(value);
+  return absl::OkStatus();
+}
+
 // Keys of the supervisor and of the recovery after a worker ends.
 void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
   keys.push_back(
@@ -305,6 +311,11 @@ void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
        "Directory of shared libraries (*.so) with further index types. They run as code of the "
        "daemon: only trusted users may write there. Empty = none.",
        SetIndexPlugins, [](const Config& c) { return c.index_plugins; }});
+  keys.push_back(
+      {"image_directory", "PATH",
+       "Directory, private to this user, where operators export sequences as segment images, and "
+       "import them from. Empty = none.",
+       SetImageDirectory, [](const Config& c) { return c.image_directory; }});
 }
 
 absl::Status SetSocketMode(absl::string_view value, Config& config) {

@@ -253,4 +253,42 @@ absl::Status AdminHandlers::EndQuarantine(const Caller&, const v1::EndQuarantine
   return absl::OkStatus();
 }
 
+kvstore::ImagePlace AdminHandlers::PlaceOf(const Caller& caller, const std::string& name) const {
+  return {.directory = parts_.config.image_directory, .name = name, .keep_going = [&caller] {
+            return caller.Check().ok();
+          }};
+}
+
+absl::Status AdminHandlers::ExportSequence(const Caller& caller,
+                                           const v1::ExportSequenceRequest& request,
+                                           v1::ExportSequenceResponse* response) {
+  const auto exported = parts_.store.ExportSequence(caller.tenant(), request.sequence_id(),
+                                                    PlaceOf(caller, request.name()));
+  if (!exported.ok()) {
+    RETURN_IF_ERROR(caller.Check());  // why the work was given up
+    return exported.status();
+  }
+  response->set_token_count(exported->token_count);
+  response->set_image_count(exported->image_count);
+  response->set_bytes(exported->bytes);
+  return absl::OkStatus();
+}
+
+absl::Status AdminHandlers::ImportSequence(const Caller& caller,
+                                           const v1::ImportSequenceRequest& request,
+                                           v1::ImportSequenceResponse* response) {
+  const auto imported = parts_.store.ImportSequence(caller.tenant(), request.cache_id(),
+                                                    PlaceOf(caller, request.name()));
+  if (!imported.ok()) {
+    RETURN_IF_ERROR(caller.Check());
+    return imported.status();
+  }
+  response->set_sequence_id(imported->sequence_id);
+  response->set_token_count(imported->token_count);
+  response->set_shared_tokens(imported->shared_tokens);
+  response->set_image_count(imported->image_count);
+  response->set_bytes(imported->bytes);
+  return absl::OkStatus();
+}
+
 }  // namespace pqcached::service

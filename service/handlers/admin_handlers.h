@@ -90,9 +90,14 @@ class AdminHandlers {
                               v1::ListIndexTypesResponse* response);
   absl::Status EndQuarantine(const Caller&, const v1::EndQuarantineRequest& request,
                              v1::EndQuarantineResponse* response);
+  absl::Status ExportSequence(const Caller& caller, const v1::ExportSequenceRequest& request,
+                              v1::ExportSequenceResponse* response);
+  absl::Status ImportSequence(const Caller& caller, const v1::ImportSequenceRequest& request,
+                              v1::ImportSequenceResponse* response);
 
  private:
   uint64_t UptimeSeconds() const;
+  kvstore::ImagePlace PlaceOf(const Caller& caller, const std::string& name) const;
   v1::TenantLimitsDescription DescribeLimits(const std::string& tenant) const;
 
   const Parts parts_;

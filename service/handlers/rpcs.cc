@@ -94,6 +94,8 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Audited(Operators(Rpc::kSetTenantLimits, "SetTenantLimits")),
     Audited(Operators(Rpc::kEndQuarantine, "EndQuarantine")),
     OverTcp(Shared(Rpc::kListIndexTypes, "ListIndexTypes")),
+    Audited(Operators(Rpc::kExportSequence, "ExportSequence")),
+    Audited(Operators(Rpc::kImportSequence, "ImportSequence")),
 };
 
 // Each row is at the index of its rpc.

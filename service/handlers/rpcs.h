@@ -67,8 +67,10 @@ enum class Rpc : uint8_t {
   kSetTenantLimits,
   kEndQuarantine,
   kListIndexTypes,
+  kExportSequence,
+  kImportSequence,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kListIndexTypes) + 1;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kImportSequence) + 1;
 
 enum class Role : uint8_t { kAnyone, kTenant, kOperator };
 

@@ -113,4 +113,16 @@ AdminService::Reactor* AdminService::EndQuarantine(Context* context,
   return Answer<&AdminHandlers::EndQuarantine>(context, Rpc::kEndQuarantine, request, response);
 }
 
+AdminService::Reactor* AdminService::ExportSequence(Context* context,
+                                                    const v1::ExportSequenceRequest* request,
+                                                    v1::ExportSequenceResponse* response) {
+  return Answer<&AdminHandlers::ExportSequence>(context, Rpc::kExportSequence, request, response);
+}
+
+AdminService::Reactor* AdminService::ImportSequence(Context* context,
+                                                    const v1::ImportSequenceRequest* request,
+                                                    v1::ImportSequenceResponse* response) {
+  return Answer<&AdminHandlers::ImportSequence>(context, Rpc::kImportSequence, request, response);
+}
+
 }  // namespace pqcached::service

@@ -49,6 +49,10 @@ class AdminService final : public v1::Admin::CallbackService {
                           v1::ListIndexTypesResponse*) override;
   Reactor* EndQuarantine(Context*, const v1::EndQuarantineRequest*,
                          v1::EndQuarantineResponse*) override;
+  Reactor* ExportSequence(Context*, const v1::ExportSequenceRequest*,
+                          v1::ExportSequenceResponse*) override;
+  Reactor* ImportSequence(Context*, const v1::ImportSequenceRequest*,
+                          v1::ImportSequenceResponse*) override;
 
   // Runs a method of the handlers as the call `rpc`.
   template <auto kMethod, class Request, class Response>

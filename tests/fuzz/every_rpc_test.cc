@@ -25,6 +25,8 @@ const std::map<Rpc, std::string>& LeftOut() {
       {Rpc::kEndSession, "ends what later inputs use"},
       {Rpc::kSetTenantLimits, "refuses the calls of later inputs on the same sidecar"},
       {Rpc::kEndQuarantine, "restarts the worker, which a sidecar without processes has not"},
+      {Rpc::kExportSequence, "writes files, for which the sidecar has no directory"},
+      {Rpc::kImportSequence, "reads files, for which the sidecar has no directory"},
   };
   return *left_out;
 }

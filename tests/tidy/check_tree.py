@@ -12,7 +12,7 @@ import sys
 
 # The values and interfaces at the root of kvstore/, which all its folders use. "=" means without subfolders.
 KVSTORE = {"=kvstore", "kvstore/read", "kernels"}
-KVSTORE_FOLDERS = ("limits", "memory", "plugins", "records", "pages", "sequence", "checksum", "rows", "index", "share", "evict", "store")  # lower ones first
+KVSTORE_FOLDERS = ("limits", "memory", "plugins", "records", "pages", "sequence", "checksum", "rows", "index", "share", "evict", "image", "store")  # lower ones first
 KVSTORE_OTHERS = {"absl", "oneapi", "tbb", "liburing", "openssl", "curl"}
 
 
@@ -67,7 +67,7 @@ MAY_INCLUDE = {
         {"client/abi", "client/gpu", "client/step", "client/local", "client/base", "kvstore/read", "kernels", "gpu", "pqcached"},
         set(),
     ),
-    "client/ctl": ({"client/ctl", "pqcached"}, {"CLI", "nlohmann"}),
+    "client/ctl": ({"client/ctl", "kvstore/read", "kernels", "pqcached"}, {"CLI", "nlohmann"}),
     "client/conform": ({"client/conform", "pqcached"}, {"CLI", "nlohmann"}),
     "client/engines/llama": ({"client/engines/llama", "kernels", "pqcached"}, set()),
     "client/examples": ({"pqcached", "."}, set()),  # a header next to the program, so that a copy of the folder compiles

@@ -267,6 +267,7 @@ TEST_F(ConfigTest, RefusesValuesOutOfRange) {
   ExpectRefused("resume_timeout", "0s", "must be in");
   ExpectRefused("pool_directory", "pools", "absolute path");
   ExpectRefused("index_plugins", "plugins", "absolute path");
+  ExpectRefused("image_directory", "images", "absolute path");
   ExpectRefused("log_level", "loud", "debug");
 }
 

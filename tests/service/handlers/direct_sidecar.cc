@@ -102,6 +102,8 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(admin, AdminHandlers, ListTenantLimits),
       PQCACHED_ENTRY(admin, AdminHandlers, SetTenantLimits),
       PQCACHED_ENTRY(admin, AdminHandlers, EndQuarantine),
+      PQCACHED_ENTRY(admin, AdminHandlers, ExportSequence),
+      PQCACHED_ENTRY(admin, AdminHandlers, ImportSequence),
   };
 }
 

@@ -74,6 +74,8 @@ const std::map<std::string, Admission>& Admissions() {
       {"SetTenantLimits", Admission::kByGate},
       {"EndQuarantine", Admission::kByGate},
       {"ListIndexTypes", Admission::kByGate},
+      {"ExportSequence", Admission::kByGate},
+      {"ImportSequence", Admission::kByGate},
   };
   return rows;
 }

@@ -128,6 +128,14 @@ class HookedStore final : public kvstore::Store {
   uint32_t EndQuarantineExcept(const kvstore::CacheFilter& may_be_mapped) override {
     return store_->EndQuarantineExcept(may_be_mapped);
   }
+  absl::StatusOr<kvstore::ExportedSequence> ExportSequence(
+      std::string_view tenant, uint64_t sequence_id, const kvstore::ImagePlace& place) override {
+    return store_->ExportSequence(tenant, sequence_id, place);
+  }
+  absl::StatusOr<kvstore::ImportedSequence> ImportSequence(
+      std::string_view tenant, uint64_t cache_id, const kvstore::ImagePlace& place) override {
+    return store_->ImportSequence(tenant, cache_id, place);
+  }
   absl::Status PlanPoolMove(uint64_t cache_id) override { return store_->PlanPoolMove(cache_id); }
   kvstore::StoreStats Stats(std::string_view tenant) override { return store_->Stats(tenant); }
   bool WaitIdle(kvstore::SteadyTime deadline) override { return store_->WaitIdle(deadline); }

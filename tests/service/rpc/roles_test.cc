@@ -92,6 +92,8 @@ const std::map<std::string, Answers>& Rows() {
       {"SetTenantLimits", kOperators},
       {"EndQuarantine", kOperators},
       {"ListIndexTypes", kOwnTcp},
+      {"ExportSequence", kOperators},
+      {"ImportSequence", kOperators},
   };
   return rows;
 }

@@ -27,7 +27,7 @@ KEYS = ["area", "name", "value", "unit", "better", "goal", "against", "samples",
 PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
 
 # What tests/figures.sh measures.
-RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "systems", "llama", "transformers", "recovery", "gpu"]
+RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "systems", "llama", "transformers", "recovery", "travel", "gpu"]
 # Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
 AREAS = {
     "house": "Prose and size of the tree",
@@ -44,11 +44,12 @@ AREAS = {
     "ingest by hand": "Ingest, measured by hand",
     "store by hand": "Store, measured by hand",
     "recovery": "Faults survived, and what was lost",
+    "travel": "What leaves the host's memory: images and encrypted calls",
     "gpu": "Kernels and steps on a GPU",
 }
 
 # Areas whose rows come from more than one run: there a run replaces only the rows that it names.
-IN_PARTS = {"house", "engine", "llama", "recovery", "systems", "transformers"}
+IN_PARTS = {"house", "engine", "llama", "recovery", "systems", "transformers", "travel"}
 
 HEAD = """\
 # Figures

@@ -2,7 +2,7 @@
 # Measures every figure that the project claims in one run, prints a table and how long each area took, and updates
 # tests/FIGURES.md.
 #   tests/figures.sh [--json FILE] [--no-page] [--check] [--skip-packages] [AREA...]
-#   areas: house quality kernels local engine judge systems llama transformers recovery gpu (default: all), and `build`, which runs
+#   areas: house quality kernels local engine judge systems llama transformers recovery travel gpu (default: all), and `build`, which runs
 #   only when it is named: how long builds take, as rows of `house`. --no-page leaves the page and its data alone.
 #
 # A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could
@@ -22,12 +22,12 @@ while [ $# -gt 0 ]; do
     --check) check=1 ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    house|build|quality|kernels|local|engine|judge|systems|llama|transformers|recovery|gpu) areas+=("$1") ;;
+    house|build|quality|kernels|local|engine|judge|systems|llama|transformers|recovery|travel|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#areas[@]} -gt 0 ] || areas=(house quality kernels local engine judge systems llama transformers recovery gpu)
+[ ${#areas[@]} -gt 0 ] || areas=(house quality kernels local engine judge systems llama transformers recovery travel gpu)
 
 benches=
 for area in "${areas[@]}"; do

@@ -294,7 +294,7 @@ void ReadManifest(std::string file) {
 }  // namespace
 
 std::vector<std::string> Seeds() {
-  const std::string modes[] = {{kRepaired}, {kManifest | kRepaired}};
+  const std::string modes[] = {{kRepaired}, {kManifest | kRepaired}, {'\0'}, {kManifest}};
   std::vector<std::string> seeds;
   for (const std::string& mode : modes) {
     seeds.push_back(mode);
@@ -302,8 +302,6 @@ std::vector<std::string> Seeds() {
       seeds.push_back(mode + std::string{'\x81', static_cast<char>(place), '\0', '\x03'});
     }
   }
-  seeds.push_back({0});
-  seeds.push_back({kManifest});
   std::string manifest = GoodManifest();
   RepairManifest(manifest);
   seeds.push_back(std::string{kAsIs | kManifest} + manifest);

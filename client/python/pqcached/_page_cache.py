@@ -13,7 +13,7 @@ from ._handle import Closable, Handle
 from ._library import check
 
 
-def _bytes_of(name: str, buffer: Any, writable: bool) -> np.ndarray[Any, Any]:
+def bytes_of(name: str, buffer: Any, writable: bool) -> np.ndarray[Any, Any]:
     """Returns the memory of a contiguous buffer (bytes, memoryview, numpy) as an array of bytes."""
     try:
         view = memoryview(buffer)
@@ -55,7 +55,7 @@ class PageCache(Closable):
         sources = (abi.PageSource * len(pages))()
         held = []
         for i, (key, data) in enumerate(pages):
-            name, memory = key_bytes(f"pages[{i}].key", key), _bytes_of(f"pages[{i}].data", data, False)
+            name, memory = key_bytes(f"pages[{i}].key", key), bytes_of(f"pages[{i}].data", data, False)
             held.append(memory)
             sources[i] = abi.PageSource(key=name, key_bytes=len(name), data=_address_of(memory),
                                         data_bytes=memory.nbytes)
@@ -71,7 +71,7 @@ class PageCache(Closable):
         targets = (abi.PageTarget * len(pages))()
         held = []
         for i, (key, data) in enumerate(pages):
-            name, memory = key_bytes(f"pages[{i}].key", key), _bytes_of(f"pages[{i}].data", data, True)
+            name, memory = key_bytes(f"pages[{i}].key", key), bytes_of(f"pages[{i}].data", data, True)
             held.append(memory)
             targets[i] = abi.PageTarget(key=name, key_bytes=len(name), data=_address_of(memory),
                                         capacity_bytes=memory.nbytes)

@@ -25,7 +25,7 @@ import numpy as np
 from . import _abi as abi
 from ._client import Client
 from ._enums import PageOutcome
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ._page_cache import PageCache, bytes_of
 
 __all__ = ["DEFAULT_ENDPOINT", "PART_BYTES", "PageStore", "StoreCounts"]
@@ -275,22 +275,22 @@ class PageStore:
         """Makes a call on the page cache, after opening it if necessary. Returns `otherwise` after
         a failure.
         """
-        for attempt in range(2):
+        for is_last in (False, True):
             cache = None
             try:
                 cache = self._open()
                 if cache is None:
                     return otherwise
                 result = call(cache)
-            except NotFound as error:  # another store has dropped the page cache: open a new one
-                self._forget(cache)
-                if attempt:
-                    self._fail(error)
             except Error as error:
-                if not error.retry_ms or isinstance(error, DeadlineExceeded):  # the session may have ended
+                # A session that has ended, with its daemon perhaps, and a page cache that another
+                # store has dropped: a new client may serve the call.
+                is_over = isinstance(error, (NotFound, Unavailable)) and not error.retry_ms
+                if not error.retry_ms or isinstance(error, DeadlineExceeded):
                     self._forget(cache)
-                self._fail(error)
-                return otherwise
+                if is_last or cache is None or not is_over:
+                    self._fail(error)
+                    return otherwise
             else:
                 self._recover()
                 return result

@@ -252,6 +252,16 @@ class FailureTest(unittest.TestCase):
         self.assertEqual(store.put([("key", content_of(1))]), [True])
         np.testing.assert_array_equal(read(store, "key"), content_of(1))
 
+    def test_the_first_call_after_a_restart_is_served(self):
+        daemon = self.start()
+        store = store_of(daemon.endpoint)
+        self.addCleanup(store.close)
+        self.assertEqual(store.put([("key", content_of(1))]), [True])
+        daemon.stop()
+        self.start()
+        self.assertEqual(store.put([("key", content_of(1))]), [True])
+        self.assertEqual(store.status()["failures"], 0)
+
     def test_a_closed_store_is_a_miss(self):
         daemon = self.start()
         store = store_of(daemon.endpoint)

@@ -1,4 +1,6 @@
-"""The package is typed: mypy finds nothing in it and in its tutorial, and finds wrong calls of programs that use it. Usage: types_test.py BUILD"""
+"""The package is typed: mypy finds nothing in it, in its tutorial and in the packages for engines, and finds wrong calls of programs
+that use it. Usage: types_test.py BUILD
+"""
 
 import os
 import re
@@ -54,11 +56,11 @@ async def watch(client: pqcached.Client, sequence: pqcached.Sequence) -> None:
 """
 
 
-def mypy(cache, *arguments, folder=PACKAGE):
+def mypy(cache, *arguments, folder=PACKAGE, config=PACKAGE, python="3.9"):
     # Debian's mypy knows the oldest Python of the package; newer ones do not.
     version = tuple(int(part) for part in re.findall(r"\d+", subprocess.check_output([MYPY, "--version"], text=True))[:2])
-    oldest = ["--python-version", "3.9"] if version < (1, 18) else []
-    return subprocess.run([MYPY, "--config-file", PACKAGE / "pyproject.toml", "--cache-dir", cache, "--no-error-summary",
+    oldest = ["--python-version", python] if version < (1, 18) else []
+    return subprocess.run([MYPY, "--config-file", config / "pyproject.toml", "--cache-dir", cache, "--no-error-summary",
                            *oldest, *arguments], cwd=folder, env={**os.environ, "MYPYPATH": str(PACKAGE)}, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -81,6 +83,12 @@ class TypesTest(unittest.TestCase):
     def test_mypy_finds_nothing_in_the_package_and_its_tutorial(self):
         done = mypy(self.cache, "pqcached", "tutorial.py")
         self.assertEqual((done.returncode, done.stdout), (0, ""))
+
+    def test_mypy_finds_nothing_in_the_packages_for_engines(self):
+        for project in sorted((SOURCE / "client/engines").glob("*/pyproject.toml")):
+            folder = project.parent
+            done = mypy(self.cache, f"pqcached_{folder.name}", folder=folder, config=folder, python="3.10")
+            self.assertEqual((done.returncode, done.stdout), (0, ""), folder.name)
 
     def test_wrong_calls_of_programs_are_reported_and_right_ones_are_not(self):
         expected = {(number, kind) for number, line in enumerate(PROGRAM.splitlines(), 1)

@@ -23,6 +23,7 @@
 #include "kvstore/limits/memory_limits.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/base/refusal.h"
+#include "service/config/config_tls.h"
 #include "service/config/config_values.h"
 
 namespace pqcached::service {
@@ -150,6 +151,7 @@ absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environmen
         "strict_memory: not possible with pool_directory, as other processes can write to pools in "
         "files");
   }
+  RETURN_IF_ERROR(CheckTls(config));
   if (config.max_timeout < config.default_timeout) {
     return Invalid(absl::StrCat("max_timeout: ", absl::FormatDuration(config.max_timeout),
                                 " is below default_timeout, ",

@@ -36,6 +36,13 @@ struct Config {
   std::string listen = "unix:///run/pqcached/pqcached.sock";
   uint32_t socket_mode = 0600;
   std::string tcp_listen;  // empty = none
+  bool plain_tcp = false;
+  std::string tls_certificate;  // empty = no TLS
+  std::string tls_key;
+  std::string tls_client_ca;  // empty = clients have no certificates
+  std::string token_file;     // empty = clients have no tokens
+  uint32_t max_handshakes = 256;
+  absl::Duration handshake_timeout = absl::Seconds(5);
   size_t max_pool_bytes = size_t{8} << 30;
   uint32_t max_caches = 64;
   uint32_t max_sequences = 4096;  // per cache
@@ -132,6 +139,8 @@ std::string SocketPath(const Config& config);
 std::string AdminPath(const Config& config);
 // Returns the most connections that may be open on tcp_listen.
 uint32_t TcpConnectionsOf(const Config& config);
+// Returns whether connections on tcp_listen use TLS.
+inline bool UsesTls(const Config& config) { return !config.tls_certificate.empty(); }
 std::string SupervisorPath(const Config& config);
 std::string SupervisorStatusPath(const Config& config);
 

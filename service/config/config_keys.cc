@@ -17,6 +17,7 @@
 #include "kvstore/read/layout.h"
 #include "service/base/refusal.h"
 #include "service/config/config_pressure.h"
+#include "service/config/config_tls.h"
 #include "service/config/config_values.h"
 
 namespace pqcached::service {
@@ -92,38 +93,6 @@ absl::Status SetListen(absl::string_view value, Config& config) {
   }
   if (path.back() == '/') return Invalid("must name a socket, not a directory");
   config.listen = std::string(value);
-  return absl::OkStatus();
-}
-
-bool IsLoopback(absl::string_view host) {
-  if (host == "localhost" || host == "[::1]") return true;
-  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
-  const auto is_octet = [](absl::string_view part) {
-    int octet = 0;
-    return absl::SimpleAtoi(part, &octet) && octet >= 0 && octet <= 255;
-  };
-  return parts.size() == 4 && parts[0] == "127" &&
-         std::all_of(parts.begin(), parts.end(), is_octet);
-}
-
-absl::Status SetTcpListen(absl::string_view value, Config& config) {
-  if (value.empty()) {
-    config.tcp_listen.clear();
-    return absl::OkStatus();
-  }
-  const size_t colon = value.rfind(':');
-  int port = -1;
-  if (colon == absl::string_view::npos || !absl::SimpleAtoi(value.substr(colon + 1), &port) ||
-      port < 0 || port > 65535) {
-    return Invalid("must be host:port with a port in 0..65535, for example 127.0.0.1:7070");
-  }
-  if (!IsLoopback(value.substr(0, colon))) {
-    return Invalid(absl::StrCat(
-        "host '", value.substr(0, colon),
-        "' is not a loopback address: TCP is not encrypted in this version, so only 127.x.x.x, "
-        "[::1] and localhost are allowed"));
-  }
-  config.tcp_listen = std::string(value);
   return absl::OkStatus();
 }
 
@@ -352,6 +321,22 @@ absl::Status SetKernelLevel(absl::string_view value, Config& config) {
   return absl::OkStatus();
 }
 
+// Keys of TCP, most of which are in config_tls.cc.
+void AddTcpKeys(std::vector<ConfigKey>& keys) {
+  AddTlsKeys(keys);
+  keys.push_back(BoolKey("plain_tcp",
+                         "Serve tcp_listen without encryption, which is possible on the loopback "
+                         "only: any local user can connect, and choose a tenant.",
+                         &Config::plain_tcp));
+  keys.push_back(CountKey("max_handshakes",
+                          "TLS handshakes that may be in progress at once. Beyond it the oldest one "
+                          "of the address with the most is closed.",
+                          &Config::max_handshakes, {1, 65536}));
+  keys.push_back(DurationKey("handshake_timeout", "Longest duration of a TLS handshake.",
+                             &Config::handshake_timeout, absl::Milliseconds(10),
+                             absl::Minutes(10)));
+}
+
 std::vector<ConfigKey> MakeKeys() {
   constexpr uint32_t kBlock = kvstore::kBlockTokens;
   std::vector<ConfigKey> keys;
@@ -363,11 +348,7 @@ std::vector<ConfigKey> MakeKeys() {
                   "Permissions of the sockets: 0600 = owner only, 0660 = owner and group.",
                   SetSocketMode,
                   [](const Config& c) { return absl::StrFormat("%04o", c.socket_mode); }});
-  keys.push_back({"tcp_listen", "HOST:PORT",
-                  "Also serve loopback TCP, without encryption: any local user can connect. Port 0 "
-                  "= any free port. "
-                  "Empty = none.",
-                  SetTcpListen, [](const Config& c) { return c.tcp_listen; }});
+  AddTcpKeys(keys);
   keys.push_back(SizeKey("max_pool_bytes",
                          "Memory for the KV rows and indexes of all caches together.",
                          &Config::max_pool_bytes, size_t{1} << 20, size_t{1} << 46));

@@ -16,12 +16,17 @@ namespace {
 // on their way to a client.
 constexpr size_t kDescriptorsOfASession = 7;
 constexpr size_t kDescriptorsOfACache = 4;  // pool and records, twice while they are recovered
+// The connection, and both ends of the plain one behind it.
+constexpr size_t kDescriptorsOfATlsConnection = 3;
 constexpr size_t kOtherDescriptors = 256;
 
 }  // namespace
 
 size_t DescriptorsNeeded(const Config& config) {
-  const uint32_t tcp_connections = config.tcp_listen.empty() ? 0 : TcpConnectionsOf(config);
+  size_t tcp_connections = config.tcp_listen.empty() ? 0 : TcpConnectionsOf(config);
+  if (UsesTls(config)) {
+    tcp_connections = kDescriptorsOfATlsConnection * tcp_connections + 2 * config.max_handshakes;
+  }
   return kDescriptorsOfASession * config.max_sessions + config.max_connections + tcp_connections +
          kDescriptorsOfACache * config.max_caches + kOtherDescriptors;
 }

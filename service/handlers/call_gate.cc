@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "service/base/guarded.h"
 #include "service/base/log.h"
@@ -17,11 +18,50 @@ using kvstore::SteadyTime;
 namespace {
 
 constexpr char kBootField[] = "pqcached-boot";  // the metadata that names the worker
+constexpr char kForeignSession[] = "pqcached-session";
+constexpr char kTokenMetadata[] = "authorization";
+constexpr char kForeignTenant[] = "open.tenant";
 
 // Returns whether the code means a failure of the sidecar and not of the caller.
 bool IsServerFault(absl::StatusCode code) {
   return code == absl::StatusCode::kInternal || code == absl::StatusCode::kUnknown ||
          code == absl::StatusCode::kDataLoss;
+}
+
+// Checks whether the table of rpcs has a role for which the call may arrive without TLS.
+absl::Status CheckDoor(Rpc rpc, Door door) {
+  const RpcRule& rule = RuleOf(rpc);
+  if (door == Door::kAdminSocket) {
+    if (rule.operators) return absl::OkStatus();
+    return PermissionDenied(
+        "", absl::StrCat(rule.name, " needs a session, which the admin socket does not have"));
+  }
+  if (!rule.anyone && !rule.tenant) {
+    return PermissionDenied("", absl::StrCat(rule.name, " is for operators, on the admin socket"));
+  }
+  if (door == Door::kTcp && !rule.tcp) {
+    return PermissionDenied("", absl::StrCat(rule.name, " is not served over TCP without TLS"));
+  }
+  return absl::OkStatus();
+}
+
+// Checks whether the table of rpcs has the call for this caller over TLS.
+absl::Status CheckIdentity(Rpc rpc, const Identity& identity) {
+  const RpcRule& rule = RuleOf(rpc);
+  bool allowed = false;
+  switch (identity.kind) {
+    case Identity::Kind::kTenant:
+      allowed = rule.anyone || rule.tenant;
+      break;
+    case Identity::Kind::kOperator:
+      allowed = rule.operators;
+      break;
+    case Identity::Kind::kPeer:
+      allowed = rule.peers;
+      break;
+  }
+  if (allowed) return absl::OkStatus();
+  return PermissionDenied("", absl::StrCat(rule.name, " is not for ", IdentityText(identity)));
 }
 
 }  // namespace
@@ -34,7 +74,8 @@ CallGate::CallGate(const Config& config, std::string boot_id, Sessions& sessions
       sessions_(sessions),
       stats_(stats),
       log_(log),
-      shortages_(log) {}
+      shortages_(log),
+      denials_(log, "call_denied") {}
 
 absl::Status CallGate::CheckBoot(absl::string_view meant) const {
   if (meant.empty() || meant == boot_id_) return absl::OkStatus();
@@ -43,33 +84,68 @@ absl::Status CallGate::CheckBoot(absl::string_view meant) const {
                  kRetryConflict);
 }
 
-absl::Status CallGate::CheckDoor(Rpc rpc, Door door) {
-  const RpcRule& rule = RuleOf(rpc);
-  if (door == Door::kAdminSocket) {
-    if (rule.operators) return absl::OkStatus();
-    return PermissionDenied(
-        "", absl::StrCat(rule.name, " needs a session, which the admin socket does not have"));
+absl::StatusOr<Identity> CallGate::Identify(const Arrival& arrival) const {
+  absl::string_view token = arrival.authorization;
+  if (token.empty()) {
+    if (arrival.certificate != nullptr) return *arrival.certificate;
+    return Unauthenticated(kTokenMetadata, "the client has neither a certificate nor a token");
   }
-  if (!rule.anyone && !rule.tenant) {
-    return PermissionDenied("", absl::StrCat(rule.name, " is for operators, on the admin socket"));
+  if (!absl::ConsumePrefix(&token, "Bearer ")) {
+    return Unauthenticated(kTokenMetadata, "must be \"Bearer TOKEN\"");
   }
-  if (door == Door::kTcp && !rule.tcp) {
-    return PermissionDenied("", absl::StrCat(rule.name, " is not served over TCP"));
-  }
-  return absl::OkStatus();
+  if (tokens_ == nullptr) return Unauthenticated(kTokenMetadata, "this sidecar has no token_file");
+  ASSIGN_OR_RETURN(Identity identity, tokens_->Find(token));
+  if (arrival.certificate == nullptr || *arrival.certificate == identity) return identity;
+  return PermissionDenied(kTokenMetadata,
+                          absl::StrCat("the token is of ", IdentityText(identity),
+                                       ", and the client's certificate of ",
+                                       IdentityText(*arrival.certificate)));
 }
 
 absl::Status CallGate::Authorize(const Arrival& arrival, Call& call) const {
-  RETURN_IF_ERROR(CheckDoor(call.rpc, arrival.door));
-  if (arrival.door == Door::kAdminSocket) {
-    call.role = Role::kOperator;
-    return absl::OkStatus();
+  std::optional<Identity> identity;
+  if (arrival.door == Door::kTls) {
+    ASSIGN_OR_RETURN(identity, Identify(arrival));
+    RETURN_IF_ERROR(CheckIdentity(call.rpc, *identity));
+    if (identity->kind == Identity::Kind::kPeer) call.role = Role::kPeer;
+    if (identity->kind == Identity::Kind::kOperator) call.role = Role::kOperator;
+  } else {
+    RETURN_IF_ERROR(CheckDoor(call.rpc, arrival.door));
+    if (arrival.door == Door::kAdminSocket) call.role = Role::kOperator;
   }
-  if (RuleOf(call.rpc).anyone) return absl::OkStatus();
+  if (call.role != Role::kAnyone || RuleOf(call.rpc).anyone) return absl::OkStatus();
+  ASSIGN_OR_RETURN(Session session, sessions_.Find(arrival.session_token));
+  if (identity.has_value() && session.tenant != identity->name) {
+    return PermissionDenied(kForeignSession, absl::StrCat("the session is not of the tenant of ",
+                                                        IdentityText(*identity)));
+  }
   call.token = std::string(arrival.session_token);
-  ASSIGN_OR_RETURN(call.session, sessions_.Find(call.token));
+  call.session = std::move(session);
   call.role = Role::kTenant;
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<Identity>> CallGate::AuthorizeSession(const Arrival& arrival) const {
+  std::optional<Identity> identity;
+  if (arrival.door != Door::kTls) {
+    RETURN_IF_ERROR(CheckDoor(Rpc::kSession, arrival.door));
+    return identity;
+  }
+  ASSIGN_OR_RETURN(identity, Identify(arrival));
+  RETURN_IF_ERROR(CheckIdentity(Rpc::kSession, *identity));
+  return identity;
+}
+
+void CallGate::NoteDenied(Rpc rpc, Door door, absl::string_view peer, const absl::Status& status) {
+  if (door != Door::kTls) return;
+  const std::string field = FieldOf(status);
+  if (absl::IsPermissionDenied(status)) {
+    const bool is_tenants = field == kForeignSession || field == kForeignTenant;
+    denials_.Note(is_tenants ? "wrong_tenant" : "wrong_identity", peer,
+                  absl::StrCat(RpcName(rpc), ": ", status.message()));
+  } else if (absl::IsUnauthenticated(status) && field == kTokenMetadata) {
+    denials_.Note("no_identity", peer, absl::StrCat(RpcName(rpc), ": ", status.message()));
+  }
 }
 
 absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Arrival arrival) {
@@ -89,7 +165,10 @@ absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Arrival arrival) {
                            call.started + max_timeout_);
   absl::Status status = call.Check();
   if (status.ok()) status = CheckBoot(arrival.boot_id);
-  if (status.ok()) status = Authorize(arrival, call);
+  if (status.ok()) {
+    status = Authorize(arrival, call);
+    NoteDenied(rpc, arrival.door, call.peer, status);
+  }
   if (status.ok() && refuses_new_work() && rule.starts_work) {
     status = Unavailable("", "the sidecar is draining: it admits no new sequences", kRetryMemory);
   }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -19,18 +20,21 @@
 #include "absl/time/time.h"
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
+#include "service/base/limited_log.h"
 #include "service/base/shortage_log.h"
 #include "service/config/config.h"
 #include "service/handlers/caller.h"
 #include "service/handlers/rpc_stats.h"
+#include "service/session/identity.h"
 #include "service/session/sessions.h"
+#include "service/session/token_file.h"
 
 namespace pqcached::service {
 
 struct Call : Caller {
   Rpc rpc = Rpc::kSession;
   kvstore::SteadyTime started;
-  std::string peer;     // of an operator, for the audit log: "uid=0 pid=77"
+  std::string peer;     // for the audit log: "uid=0 pid=77", or an address
   std::string request;  // what an audited call asks for
 };
 
@@ -45,6 +49,10 @@ class CallGate {
     absl::string_view boot_id;  // the worker that the caller means; empty = any
     kvstore::SteadyTime deadline = kvstore::SteadyTime::InfiniteFuture();  // infinite: the default
     std::function<bool()> is_cancelled = {};
+    // Those of a TLS connection: the identity in the client's certificate, null = none, and the
+    // metadata `authorization` of the call, "Bearer TOKEN".
+    const Identity* certificate = nullptr;
+    absl::string_view authorization = {};
     std::string peer = {};     // as in Call
     std::string request = {};  // as in Call
   };
@@ -53,14 +61,23 @@ class CallGate {
   CallGate(const Config& config, std::string boot_id, Sessions& sessions, RpcStats& stats,
            Log& log);
 
-  // Checks whether the table of rpcs has a role for which this call may arrive there. Errors:
-  // kPermissionDenied.
-  static absl::Status CheckDoor(Rpc rpc, Door door);
+  // Sets the tokens of clients over TLS, which outlive the gate; called before the first call.
+  void SetTokens(TokenFile* tokens) { tokens_ = tokens; }
+
+  // Checks whether the caller may open a session, and returns its identity, which only callers over
+  // TLS have.
+  //
+  // Errors: those of Begin that concern the role
+  absl::StatusOr<std::optional<Identity>> AuthorizeSession(const Arrival& arrival) const;
+  // Writes a refusal to the log, if it concerns the identity of a caller over TLS. `peer` is its
+  // address. Begin does so by itself.
+  void NoteDenied(Rpc rpc, Door door, absl::string_view peer, const absl::Status& status);
 
   // Checks and counts a call. Each successful Begin is followed by one End; a failed Begin has
   // already been counted.
   //
-  // Errors: kPermissionDenied (the table of rpcs), kUnauthenticated, kDeadlineExceeded, kCancelled,
+  // Errors: kPermissionDenied (the table of rpcs, or the session is of another tenant than the
+  // caller), kUnauthenticated (no session or no identity), kDeadlineExceeded, kCancelled,
   // kUnavailable (draining), kAborted (the call means another worker: leases and staging slots
   // belong to one worker).
   absl::StatusOr<Call> Begin(Rpc rpc, Arrival arrival);
@@ -89,6 +106,8 @@ class CallGate {
   absl::Status CheckBoot(absl::string_view meant) const;
   // Sets the role of the caller, with its session, or refuses it.
   absl::Status Authorize(const Arrival& arrival, Call& call) const;
+  // Returns the identity of a caller over TLS.
+  absl::StatusOr<Identity> Identify(const Arrival& arrival) const;
   void Audit(const Call& call, const absl::Status& status) const;
 
   const std::string boot_id_;
@@ -98,6 +117,8 @@ class CallGate {
   RpcStats& stats_;
   Log& log_;
   ShortageLog shortages_;
+  LimitedLog denials_;  // of callers over TLS
+  TokenFile* tokens_ = nullptr;
   mutable kvstore::Mutex mutex_;
   kvstore::CondVar ended_;  // signalled when in_flight_count_ becomes 0
   size_t in_flight_count_ ABSL_GUARDED_BY(mutex_) = 0;

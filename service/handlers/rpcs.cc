@@ -75,6 +75,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
             .anyone = true,
             .tenant = true,
             .operators = true,
+            .peers = true,
             .tcp = true},
     Shared(Rpc::kListCaches, "ListCaches"),
     Shared(Rpc::kListSequences, "ListSequences"),
@@ -114,7 +115,17 @@ const RpcRule& RuleOf(Rpc rpc) { return kRules[static_cast<size_t>(rpc)]; }
 absl::string_view RpcName(Rpc rpc) { return RuleOf(rpc).name; }
 
 absl::string_view RoleName(Role role) {
-  return role == Role::kOperator ? "operator" : role == Role::kTenant ? "tenant" : "anyone";
+  switch (role) {
+    case Role::kAnyone:
+      return "anyone";
+    case Role::kTenant:
+      return "tenant";
+    case Role::kOperator:
+      return "operator";
+    case Role::kPeer:
+      break;
+  }
+  return "peer";
 }
 
 }  // namespace pqcached::service

@@ -5,6 +5,10 @@
 //   anyone    a call without a session, on the socket of clients or on loopback TCP
 //   tenant    a call with the token of a session: it reaches the data of the session's tenant
 //   operator  a call on the admin socket, which needs no session: it reaches all tenants
+//   peer      a call of another sidecar, over TLS
+//
+// Over TLS the role follows from the identity of the client (session/identity.h), and a session has
+// to be of the identity's tenant.
 //
 // Thread-safe: constants.
 #ifndef PQCACHED_SERVICE_HANDLERS_RPCS_H_
@@ -72,10 +76,10 @@ enum class Rpc : uint8_t {
 };
 inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kImportSequence) + 1;
 
-enum class Role : uint8_t { kAnyone, kTenant, kOperator };
+enum class Role : uint8_t { kAnyone, kTenant, kOperator, kPeer };
 
 // The way on which a call arrives.
-enum class Door : uint8_t { kSocket, kTcp, kAdminSocket };
+enum class Door : uint8_t { kSocket, kTcp, kTls, kAdminSocket };
 
 // Data that a call reaches.
 enum class Scope : uint8_t {
@@ -91,7 +95,8 @@ struct RpcRule {
   bool anyone = false;
   bool tenant = false;
   bool operators = false;
-  bool tcp = false;          // TCP, which is not encrypted, carries it
+  bool peers = false;        // other sidecars
+  bool tcp = false;          // TCP without TLS carries it
   bool starts_work = false;  // a drain refuses it
   bool audited = false;      // it changes what others see: each call is in the audit log
 };
@@ -99,7 +104,7 @@ struct RpcRule {
 const RpcRule& RuleOf(Rpc rpc);
 // Returns the name in the proto: "CreateSequence".
 absl::string_view RpcName(Rpc rpc);
-absl::string_view RoleName(Role role);  // "anyone", "tenant", "operator"
+absl::string_view RoleName(Role role);  // "anyone", "tenant", "operator", "peer"
 
 }  // namespace pqcached::service
 

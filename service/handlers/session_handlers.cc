@@ -19,13 +19,14 @@ absl::Status UnderOpen(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<OpenedSession> SessionHandlers::Open(const v1::SessionOpen& open) {
+absl::StatusOr<OpenedSession> SessionHandlers::Open(const v1::SessionOpen& open,
+                                                    const std::optional<Identity>& identity) {
   if (open.protocol_version() != kProtocolVersion) {
     return InvalidArgument("open.protocol_version",
                            absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
   }
   const bool resumes = !open.resume_token().empty();
-  absl::StatusOr<OpenedSession> opened = resumes ? Resume(open) : OpenNew(open);
+  absl::StatusOr<OpenedSession> opened = resumes ? Resume(open, identity) : OpenNew(open, identity);
   if (!opened.ok()) {
     shortages_.Note("Session", opened.status());
     return opened;
@@ -48,16 +49,25 @@ void SessionHandlers::Detach(const OpenedSession& session) {
   detached_.AwaitResume(session);
 }
 
-absl::Status SessionHandlers::CheckTenant(absl::string_view tenant) const {
+absl::Status SessionHandlers::CheckTenant(absl::string_view tenant,
+                                          const std::optional<Identity>& identity) const {
+  if (identity.has_value()) {
+    if (tenant == identity->name) return absl::OkStatus();
+    return PermissionDenied("open.tenant", absl::StrCat("'", tenant, "' is not the tenant of ",
+                                                        IdentityText(*identity)));
+  }
   if (!config_.tenant_uids.Binds(std::string(tenant))) return absl::OkStatus();
   return PermissionDenied("open.tenant",
                           "is bound to uids (tenant_uids); open its sessions through the broker");
 }
 
-absl::StatusOr<OpenedSession> SessionHandlers::OpenNew(const v1::SessionOpen& open) {
-  absl::Status status = CheckTenant(open.tenant().empty() ? "default" : open.tenant());
+absl::StatusOr<OpenedSession> SessionHandlers::OpenNew(const v1::SessionOpen& open,
+                                                       const std::optional<Identity>& identity) {
+  const std::string otherwise = identity.has_value() ? identity->name : "default";
+  const std::string& tenant = open.tenant().empty() ? otherwise : open.tenant();
+  absl::Status status = CheckTenant(tenant, identity);
   if (!status.ok()) return status;
-  absl::StatusOr<OpenedSession> opened = sessions_.Open(open.tenant(), open.client_name());
+  absl::StatusOr<OpenedSession> opened = sessions_.Open(tenant, open.client_name());
   if (!opened.ok()) return UnderOpen(opened.status());
   const Session& session = opened->session;
   status = store_.KeepSession({session.id, session.tenant, session.client_name, opened->token});
@@ -66,9 +76,10 @@ absl::StatusOr<OpenedSession> SessionHandlers::OpenNew(const v1::SessionOpen& op
   return status;
 }
 
-absl::StatusOr<OpenedSession> SessionHandlers::Resume(const v1::SessionOpen& open) {
+absl::StatusOr<OpenedSession> SessionHandlers::Resume(const v1::SessionOpen& open,
+                                                      const std::optional<Identity>& identity) {
   if (const absl::StatusOr<Session> known = sessions_.Find(open.resume_token()); known.ok()) {
-    RETURN_IF_ERROR(CheckTenant(known->tenant));
+    RETURN_IF_ERROR(CheckTenant(known->tenant, identity));
   }
   absl::StatusOr<OpenedSession> resumed = sessions_.Resume(open.resume_token());
   if (resumed.ok()) return resumed;

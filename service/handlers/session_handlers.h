@@ -4,6 +4,8 @@
 #ifndef PQCACHED_SERVICE_HANDLERS_SESSION_HANDLERS_H_
 #define PQCACHED_SERVICE_HANDLERS_SESSION_HANDLERS_H_
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -12,6 +14,7 @@
 #include "service/base/shortage_log.h"
 #include "service/config/config.h"
 #include "service/session/detached_sessions.h"
+#include "service/session/identity.h"
 #include "service/session/sessions.h"
 
 namespace pqcached::service {
@@ -27,11 +30,13 @@ class SessionHandlers {
         log_(log),
         shortages_(log) {}
 
-  // Opens a new session, or resumes a detached one.
+  // Opens a new session, or resumes a detached one. With an identity, which is a tenant's, the
+  // session is of that tenant.
   //
   // Errors: those of Sessions, under `open`; kInvalidArgument  open.protocol_version
-  //         kPermissionDenied  the tenant is bound to uids
-  absl::StatusOr<OpenedSession> Open(const v1::SessionOpen& open);
+  //         kPermissionDenied  the tenant is bound to uids, or is not that of the identity
+  absl::StatusOr<OpenedSession> Open(const v1::SessionOpen& open,
+                                     const std::optional<Identity>& identity = std::nullopt);
 
   // Ends a session and drops its sequences, unless they are left to the next worker.
   void Close(const OpenedSession& session);
@@ -40,10 +45,13 @@ class SessionHandlers {
   void Detach(const OpenedSession& session);
 
  private:
-  // Refuses tenants that are bound to uids, because gRPC does not provide the peer's uid.
-  absl::Status CheckTenant(absl::string_view tenant) const;
-  absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open);
-  absl::StatusOr<OpenedSession> Resume(const v1::SessionOpen& open);
+  // Refuses tenants of another identity. Without one refuses tenants that are bound to uids, because
+  // gRPC does not provide the peer's uid.
+  absl::Status CheckTenant(absl::string_view tenant, const std::optional<Identity>& identity) const;
+  absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open,
+                                        const std::optional<Identity>& identity);
+  absl::StatusOr<OpenedSession> Resume(const v1::SessionOpen& open,
+                                       const std::optional<Identity>& identity);
 
   const Config& config_;
   kvstore::Store& store_;

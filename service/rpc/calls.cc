@@ -21,6 +21,7 @@ constexpr char kSessionMetadata[] = "pqcached-session";
 constexpr size_t kUnreadAnswers = 8;
 constexpr uint32_t kOperatorThreads = 2;  // the self-test may occupy one
 constexpr char kBootMetadata[] = "pqcached-boot";
+constexpr char kTokenMetadata[] = "authorization";
 
 Lane LaneOf(Rpc rpc) { return rpc == Rpc::kCommit ? Lane::kBulk : Lane::kBrief; }
 
@@ -31,6 +32,18 @@ absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const c
 }
 
 }  // namespace
+
+CallGate::Arrival ArrivalOf(const grpc::CallbackServerContext& context, const Entrance& entrance,
+                            const TlsClient* client) {
+  CallGate::Arrival arrival;
+  arrival.door = entrance.door;
+  arrival.session_token = MetadataOf(context, kSessionMetadata);
+  if (client == nullptr) return arrival;
+  if (client->identity.has_value()) arrival.certificate = &*client->identity;
+  arrival.authorization = MetadataOf(context, kTokenMetadata);
+  arrival.peer = client->address;
+  return arrival;
+}
 
 Calls::Calls(const Config& config, const TenantLimitTable& limits, CallGate& gate)
     : gate_(gate),
@@ -99,24 +112,28 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
                   .run = carry_out,
                   .deadline = begun->deadline,
                   .expire = [refuse] { refuse(WaitedTooLong()); }};
-  const absl::Status taken = entrance.door == Door::kAdminSocket ? RunOperator(std::move(task))
-                                                                 : RunServing(std::move(task));
+  const absl::Status taken = begun->role == Role::kOperator ? RunOperator(std::move(task))
+                                                            : RunServing(std::move(task));
   if (!taken.ok()) refuse(taken);
   return reactor;
 }
 
 absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
                                   const Entrance& entrance, std::string request) {
-  const bool is_operator = entrance.door == Door::kAdminSocket;
-  return gate_.Begin(
-      rpc, {.door = entrance.door,
-            .session_token = MetadataOf(*context, kSessionMetadata),
-            .boot_id = MetadataOf(*context, kBootMetadata),
-            .deadline = SteadyTimeOf(context->raw_deadline()),
-            .is_cancelled = [context] { return context->IsCancelled(); },
-            .peer = RuleOf(rpc).audited && is_operator ? entrance.describe_peer(context->peer())
-                                                       : std::string(),
-            .request = std::move(request)});
+  std::shared_ptr<const TlsClient> client;
+  if (entrance.door == Door::kTls) {
+    client = entrance.client_of(context->peer());
+    if (client == nullptr) return Cancelled("the connection has ended");
+  }
+  CallGate::Arrival arrival = ArrivalOf(*context, entrance, client.get());
+  arrival.boot_id = MetadataOf(*context, kBootMetadata);
+  arrival.deadline = SteadyTimeOf(context->raw_deadline());
+  arrival.is_cancelled = [context] { return context->IsCancelled(); };
+  if (RuleOf(rpc).audited && entrance.door == Door::kAdminSocket) {
+    arrival.peer = entrance.describe_peer(context->peer());
+  }
+  arrival.request = std::move(request);
+  return gate_.Begin(rpc, std::move(arrival));
 }
 
 absl::Status Calls::WaitedTooLong() {

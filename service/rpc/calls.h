@@ -25,6 +25,7 @@
 #include "service/handlers/rpc_stats.h"
 #include "service/rpc/unary_call.h"
 #include "service/session/tenant_limit_table.h"
+#include "service/tls/tls_gate.h"
 
 namespace grpc {
 class CallbackServerContext;
@@ -38,7 +39,14 @@ struct Entrance {
   Door door = Door::kSocket;
   // Returns the peer of a connection for the audit log, by its name in gRPC.
   std::function<std::string(const std::string& peer)> describe_peer = {};
+  // Returns the client of a TLS connection; null when it has ended.
+  std::function<std::shared_ptr<const TlsClient>(const std::string& peer)> client_of = {};
 };
+
+// Describes the caller at the gate. It refers to `context`, and to `client`, the client of a TLS
+// connection, or null.
+CallGate::Arrival ArrivalOf(const grpc::CallbackServerContext& context, const Entrance& entrance,
+                            const TlsClient* client);
 
 class Calls {
  public:

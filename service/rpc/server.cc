@@ -65,6 +65,10 @@ class Server::Impl {
                        SocketClaim::Acquire(AdminPath(config_)));
       admin_claim_ = std::move(admin_claim);
     }
+    if (!config_.token_file.empty()) {
+      ASSIGN_OR_RETURN(tokens_, TokenFile::Open(config_.token_file, log_));
+      gate_.SetTokens(tokens_.get());
+    }
     store_.SetTenantQuotas(limits_.Quotas());
     detached_.Start();
 
@@ -143,17 +147,31 @@ class Server::Impl {
     AddServer({.socket = {.path = AdminPath(config_), .operators_only = true},
                .door = Door::kAdminSocket,
                .messages = operator_messages_});
-    if (!config_.tcp_listen.empty()) {
-      AddServer({.socket = {.tcp_address = config_.tcp_listen,
-                            .max_connections = TcpConnectionsOf(config_)},
-                 .door = Door::kTcp,
-                 .messages = client_messages_});
-    }
+    if (!config_.tcp_listen.empty()) AddTcpServer();
     for (const auto& server : servers_) RETURN_IF_ERROR(server->Start());
     endpoints_.push_back(config_.listen);
     if (!config_.tcp_listen.empty()) endpoints_.push_back(servers_.back()->address());
     for (const auto& server : servers_) server->Accept();
     return absl::OkStatus();
+  }
+
+  void AddTcpServer() {
+    const uint32_t most = TcpConnectionsOf(config_);
+    if (!UsesTls(config_)) {
+      return AddServer({.socket = {.tcp_address = config_.tcp_listen, .max_connections = most},
+                        .door = Door::kTcp,
+                        .messages = client_messages_});
+    }
+    AddServer({.socket = {.tcp_address = config_.tcp_listen},
+               .tls = TlsGate::Options{.files = {.certificate = config_.tls_certificate,
+                                                 .key = config_.tls_key,
+                                                 .client_ca = config_.tls_client_ca,
+                                                 .certificate_required = config_.token_file.empty()},
+                                       .max_connections = most,
+                                       .max_handshakes = config_.max_handshakes,
+                                       .handshake_timeout = config_.handshake_timeout},
+               .door = Door::kTls,
+               .messages = client_messages_});
   }
 
   void AddServer(const SocketServer::Options& options) {
@@ -189,6 +207,7 @@ class Server::Impl {
   RpcStats stats_;
   TenantLimitTable limits_;
   Sessions sessions_;
+  std::unique_ptr<TokenFile> tokens_;  // null: clients have none
   CallGate gate_;
   Calls calls_;
   DetachedSessions detached_;

@@ -42,10 +42,9 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     return !opened_.load(std::memory_order_relaxed) && connection_ == connection;
   }
 
-  void Start() {
+  void Start(const grpc::CallbackServerContext& context) {
     const size_t streams = streams_.Add(shared_from_this());
-    if (absl::Status status = CallGate::CheckDoor(Rpc::kSession, parts_.entrance.door);
-        !status.ok()) {
+    if (absl::Status status = ReadCaller(context); !status.ok()) {
       FinishOnce(status);
     } else if (parts_.calls.gate().draining()) {
       FinishOnce(Unavailable("", "the sidecar is shutting down", kRetryMemory));
@@ -127,6 +126,36 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
  private:
+  // Remembers what authorizes the caller, and checks it.
+  absl::Status ReadCaller(const grpc::CallbackServerContext& context) {
+    if (parts_.entrance.door == Door::kTls) {
+      client_ = parts_.entrance.client_of(connection_);
+      if (client_ == nullptr) return Cancelled("the connection has ended");
+      authorization_ = std::string(ArrivalOf(context, parts_.entrance, client_.get()).authorization);
+    }
+    ASSIGN_OR_RETURN(identity_, CheckCaller());
+    return absl::OkStatus();
+  }
+
+  // Checks whether the caller may have a session: its token may be withdrawn at any time.
+  absl::StatusOr<std::optional<Identity>> CheckCaller() {
+    CallGate::Arrival arrival;
+    arrival.door = parts_.entrance.door;
+    arrival.authorization = authorization_;
+    if (client_ != nullptr && client_->identity.has_value()) {
+      arrival.certificate = &*client_->identity;
+    }
+    absl::StatusOr<std::optional<Identity>> identity =
+        parts_.calls.gate().AuthorizeSession(arrival);
+    NoteDenied(identity.status());
+    return identity;
+  }
+
+  void NoteDenied(const absl::Status& status) {
+    parts_.calls.gate().NoteDenied(Rpc::kSession, parts_.entrance.door,
+                                   client_ == nullptr ? "" : client_->address, status);
+  }
+
   absl::Status Handle() {
     switch (request_.request_case()) {
       case v1::SessionRequest::kOpen:
@@ -142,7 +171,9 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
 
   absl::Status Open(const v1::SessionOpen& open) {
     if (!session_.token.empty()) return InvalidArgument("open", "the session is already open");
-    ASSIGN_OR_RETURN(OpenedSession opened, parts_.handlers.sessions.Open(open));
+    absl::StatusOr<OpenedSession> result = parts_.handlers.sessions.Open(open, identity_);
+    NoteDenied(result.status());
+    ASSIGN_OR_RETURN(OpenedSession opened, std::move(result));
     absl::MutexLock lock(&mutex_);
     session_ = std::move(opened);
     opened_.store(true, std::memory_order_relaxed);
@@ -168,6 +199,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   void Beat() {
+    if (const auto caller = CheckCaller(); !caller.ok()) return End(caller.status());
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
     if (!writing_) {  // no second heartbeat while the client does not read
@@ -213,6 +245,10 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   const KvCacheService::Parts& parts_;
   SessionStreams& streams_;
   const std::string connection_;  // its name in gRPC
+  // The caller over TLS: written once, in Start.
+  std::shared_ptr<const TlsClient> client_;
+  std::string authorization_;
+  std::optional<Identity> identity_;
   std::atomic<bool> opened_ = false;
   const SteadyTime started_ = SteadyTime::Now();
   v1::SessionRequest request_;
@@ -266,7 +302,7 @@ void KvCacheService::EndSessionsIf(const SessionFilter& filter, const absl::Stat
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(
     Context* context) {
   const auto stream = std::make_shared<SessionStream>(parts_, *streams_, context->peer());
-  stream->Start();
+  stream->Start(*context);
   return stream.get();  // streams_ holds it until OnDone
 }
 

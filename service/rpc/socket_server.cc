@@ -54,6 +54,14 @@ absl::Status SocketServer::Start() {
   builder.RegisterService(&kv_cache_);
   builder.RegisterService(&admin_);
   SetLimits(builder);
+  if (options_.tls.has_value()) {
+    ASSIGN_OR_RETURN(tls_, TlsGate::Make(*options_.tls, log_));
+    // Unlike AddInsecureChannelFromFd it names a connection by its peer, and a name does not return
+    // as a descriptor does: no call can be taken for one of a later connection.
+    tls_connections_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
+  }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return FailedPrecondition("", absl::StrCat("cannot start the server of ", address()));
@@ -62,6 +70,14 @@ absl::Status SocketServer::Start() {
 }
 
 void SocketServer::Accept() {
+  if (tls_ != nullptr) {
+    tls_->Serve([this](int descriptor) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.fd = descriptor;  // gRPC owns it
+      tls_connections_->HandleNewConnection(&connection);
+    });
+    return socket_->Serve([this](int descriptor) { tls_->Admit(descriptor); });
+  }
   socket_->Serve([this](int descriptor) {
     grpc::AddInsecureChannelFromFd(server_.get(), descriptor);  // owns it
   });
@@ -78,6 +94,7 @@ void SocketServer::SetServing(bool serving) {
 
 void SocketServer::StopAccepting() {
   if (socket_ != nullptr) socket_->Stop();
+  if (tls_ != nullptr) tls_->StopHandshakes();
 }
 
 void SocketServer::Shutdown(kvstore::SteadyTime deadline) {
@@ -91,7 +108,8 @@ Entrance SocketServer::MakeEntrance() {
             int descriptor = -1;
             if (!absl::SimpleAtoi(absl::StripPrefix(peer, "fd:"), &descriptor)) return peer;
             return socket_->DescribePeer(descriptor);
-          }};
+          },
+          .client_of = [this](const std::string& peer) { return tls_->ClientOf(peer); }};
 }
 
 void SocketServer::SetLimits(grpc::ServerBuilder& builder) const {

@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -14,6 +15,7 @@
 #include "service/rpc/admin_service.h"
 #include "service/rpc/kv_cache_service.h"
 #include "service/session/acceptor.h"
+#include "service/tls/tls_gate.h"
 
 namespace pqcached::service {
 
@@ -21,6 +23,7 @@ class SocketServer {
  public:
   struct Options {
     Acceptor::Options socket;
+    std::optional<TlsGate::Options> tls = std::nullopt;  // connections have to use TLS
     Door door = Door::kSocket;
     const grpc::ResourceQuota& messages;  // memory for messages in transmission
   };
@@ -30,7 +33,7 @@ class SocketServer {
   // Cancels all calls.
   ~SocketServer();
 
-  // Binds the socket. Errors: kFailedPrecondition  cannot bind the socket
+  // Binds the socket. Errors: kFailedPrecondition  cannot bind the socket; those of TlsGate::Make
   absl::Status Start();
   // Serves connections. REQUIRES: started.
   void Accept();
@@ -62,6 +65,8 @@ class SocketServer {
   KvCacheService kv_cache_;
   AdminService admin_;
   std::unique_ptr<Acceptor> socket_;
+  std::unique_ptr<TlsGate> tls_;  // null: connections are plain
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> tls_connections_;
   std::unique_ptr<grpc::Server> server_;
 };
 

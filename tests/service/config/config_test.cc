@@ -286,18 +286,43 @@ TEST_F(ConfigTest, StrictMemoryHasNoFiles) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("pool_directory"));
 }
 
-TEST_F(ConfigTest, TakesLoopbackTcpOnly) {
-  for (const char* value : {"127.0.0.1:0", "127.1.2.3:7070", "localhost:7070", "[::1]:7070", ""}) {
-    EXPECT_TRUE(Load("", {{"tcp_listen", value}}).ok()) << value;
+TEST_F(ConfigTest, ServesTcpWithoutTlsOnTheLoopbackOnly) {
+  for (const char* value : {"127.0.0.1:0", "127.1.2.3:7070", "localhost:7070", "[::1]:7070"}) {
+    EXPECT_TRUE(Load("", {{"tcp_listen", value}, {"plain_tcp", "true"}}).ok()) << value;
+    const absl::Status status = Load("", {{"tcp_listen", value}}).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr("plain_tcp")) << value;
   }
+  EXPECT_TRUE(Load("", {{"tcp_listen", ""}}).ok());
+  EXPECT_THAT(std::string(Load("", {{"tcp_listen", "10.0.0.1:7"}, {"plain_tcp", "true"}})
+                              .status()
+                              .message()),
+              HasSubstr("loopback"));
   ExpectRefused("tcp_listen", "0.0.0.0:7070", "loopback");
   ExpectRefused("tcp_listen", "10.1.2.3:7070", "loopback");
   ExpectRefused("tcp_listen", "127.0.0.1.example.org:7070", "loopback");
   ExpectRefused("tcp_listen", "127.0.0.256:7070", "loopback");
   ExpectRefused("tcp_listen", "[::]:7070", "loopback");
-  ExpectRefused("tcp_listen", ":7070", "loopback");
+  ExpectRefused("tcp_listen", ":7070", "host:port");
   ExpectRefused("tcp_listen", "127.0.0.1", "host:port");
   ExpectRefused("tcp_listen", "127.0.0.1:70707", "0..65535");
+}
+
+TEST_F(ConfigTest, ServesTlsOnlyToClientsThatItCanIdentify) {
+  std::map<std::string, std::string> keys = {{"tcp_listen", "0.0.0.0:7070"},
+                                             {"tls_certificate", "/etc/pqcached.pem"}};
+  const auto refusal = [&] { return std::string(Load("", keys).status().message()); };
+  EXPECT_THAT(refusal(), HasSubstr("tls_key"));
+  keys["tls_key"] = "/etc/pqcached.key";
+  EXPECT_THAT(refusal(), HasSubstr("tls_client_ca or token_file"));
+  for (const char* identifies : {"tls_client_ca", "token_file"}) {
+    auto complete = keys;
+    complete[identifies] = "/etc/clients";
+    EXPECT_TRUE(Load("", complete).ok()) << identifies;
+    complete["plain_tcp"] = "true";
+    EXPECT_THAT(std::string(Load("", complete).status().message()), HasSubstr("plain_tcp"));
+    ExpectRefused(identifies, "clients.pem", "absolute path");
+    ExpectRefused(identifies, "/etc/clients", "needs tls_certificate");
+  }
 }
 
 TEST_F(ConfigTest, EveryKeyTakesItsOwnDefaultBack) {

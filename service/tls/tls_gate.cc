@@ -1,0 +1,319 @@
+#include "service/tls/tls_gate.h"
+
+#include <openssl/err.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <list>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
+#include "kvstore/mutex.h"
+#include "service/base/limited_log.h"
+#include "service/base/refusal.h"
+#include "service/session/sessions.h"
+#include "service/tls/handshake_result.h"
+#include "service/tls/tls_relay.h"
+
+namespace pqcached::service {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using Descriptor = asio::posix::stream_descriptor;
+
+constexpr unsigned char kHandshakeRecord = 22;  // the first byte of every TLS connection
+constexpr absl::Duration kFlushTime = absl::Milliseconds(200);
+constexpr size_t kNameBytes = 8;                // random bytes in the names of plain sockets
+constexpr absl::string_view kPeerPrefix = "unix-abstract:";  // gRPC's, of an abstract name
+
+// OpenSSL writes to sockets without MSG_NOSIGNAL.
+void BlockBrokenPipe() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+asio::ip::tcp::endpoint PeerOf(int descriptor) {
+  asio::ip::tcp::endpoint peer;
+  auto size = static_cast<socklen_t>(peer.capacity());
+  if (getpeername(descriptor, peer.data(), &size) == 0) peer.resize(size);
+  return peer;
+}
+
+// Makes a pair of connected sockets, of which the second one has the abstract name `name`.
+bool MakePair(const std::string& name, int* pair) {
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) return false;
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
+  const size_t size = offsetof(sockaddr_un, sun_path) + 1 + name.size();
+  asio::generic::stream_protocol::endpoint bound(&address, size);
+  if (bind(pair[1], bound.data(), static_cast<socklen_t>(size)) == 0) return true;
+  close(pair[0]);
+  close(pair[1]);
+  return false;
+}
+
+}  // namespace
+
+class TlsGate::Impl {
+ public:
+  Impl(Options options, std::unique_ptr<TlsContext> context, const Log& log)
+      : options_(std::move(options)), context_(std::move(context)), refusals_(log, "tls_refused") {}
+
+  ~Impl() {
+    StopHandshakes();
+    AwaitRelays();
+    relays_.stop();
+    if (relay_thread_.joinable()) relay_thread_.join();
+  }
+
+  void Serve(std::function<void(int descriptor)> take) {
+    take_ = std::move(take);
+    thread_ = std::thread([this] { RunThread(handshakes_io_); });
+    relay_thread_ = std::thread([this] { RunThread(relays_); });
+  }
+
+  void Admit(int descriptor) {
+    if (arriving_.fetch_add(1, std::memory_order_relaxed) >= options_.max_handshakes) {
+      arriving_.fetch_sub(1, std::memory_order_relaxed);
+      close(descriptor);
+      return refusals_.Note("too_many_handshakes", "", "connections arrive faster than handshakes");
+    }
+    asio::post(handshakes_io_, [this, descriptor] {
+      arriving_.fetch_sub(1, std::memory_order_relaxed);
+      Begin(descriptor);
+    });
+  }
+
+  void StopHandshakes() {
+    if (!thread_.joinable()) return;
+    asio::post(handshakes_io_, [this] {
+      while (!handshakes_.empty()) Remove(handshakes_.front());
+      handshakes_io_.stop();
+    });
+    thread_.join();
+  }
+
+  std::shared_ptr<const TlsClient> ClientOf(absl::string_view peer) const {
+    const kvstore::MutexLock lock(&mutex_);
+    const auto found = clients_.find(peer);
+    return found == clients_.end() ? nullptr : found->second;
+  }
+
+ private:
+  struct Handshake {
+    Handshake(asio::io_context& io, int descriptor)
+        : socket(io, descriptor), deadline(io), peer(PeerOf(descriptor)) {}
+
+    std::string host() const { return peer.address().to_string(); }
+    std::string address() const { return absl::StrCat(host(), ":", peer.port()); }
+
+    Descriptor socket;
+    asio::steady_timer deadline;
+    const asio::ip::tcp::endpoint peer;
+    SslPointer ssl;     // null until the client has sent its first byte
+    bool ended = false;  // it is complete, or was refused
+  };
+  using HandshakePointer = std::shared_ptr<Handshake>;
+
+  static void RunThread(asio::io_context& io) {
+    BlockBrokenPipe();
+    const auto work = asio::make_work_guard(io);
+    io.run();
+  }
+
+  void Begin(int descriptor) {
+    const auto handshake = std::make_shared<Handshake>(handshakes_io_, descriptor);
+    handshakes_.push_back(handshake);
+    if (handshakes_.size() > options_.max_handshakes) DropOne();
+    handshake->deadline.expires_after(absl::ToChronoNanoseconds(options_.handshake_timeout));
+    handshake->deadline.async_wait([this, handshake](const error_code& cancelled) {
+      if (!cancelled) Refuse(handshake, {"timeout", "the handshake took too long"});
+    });
+    Await(handshake, Descriptor::wait_read);
+  }
+
+  // Closes the oldest handshake of the address that has the most.
+  void DropOne() {
+    std::map<std::string, size_t> counts;
+    for (const HandshakePointer& each : handshakes_) ++counts[each->host()];
+    const auto most = std::max_element(
+        counts.begin(), counts.end(),
+        [](const auto& left, const auto& right) { return left.second < right.second; });
+    const auto oldest =
+        std::find_if(handshakes_.begin(), handshakes_.end(),
+                     [&](const HandshakePointer& each) { return each->host() == most->first; });
+    Refuse(*oldest, {"too_many_handshakes", absl::StrCat("max_handshakes is ",
+                                                         options_.max_handshakes)});
+  }
+
+  void Await(const HandshakePointer& handshake, Descriptor::wait_type what) {
+    handshake->socket.async_wait(what, [this, handshake](const error_code& error) {
+      if (!error && !handshake->ended) Continue(handshake);
+    });
+  }
+
+  void Continue(const HandshakePointer& handshake) {
+    if (handshake->ssl == nullptr && !Open(handshake)) return;
+    ERR_clear_error();
+    const int result = SSL_accept(handshake->ssl.get());
+    if (result == 1) return Finish(handshake);
+    switch (SSL_get_error(handshake->ssl.get(), result)) {
+      case SSL_ERROR_WANT_READ:
+        return Await(handshake, Descriptor::wait_read);
+      case SSL_ERROR_WANT_WRITE:
+        return Await(handshake, Descriptor::wait_write);
+      default:
+        return Refuse(handshake, FailureOf(handshake->ssl.get()));
+    }
+  }
+
+  // Begins TLS on a connection that has received its first byte. Returns false when it is refused.
+  bool Open(const HandshakePointer& handshake) {
+    unsigned char first = 0;
+    const int descriptor = handshake->socket.native_handle();
+    if (recv(descriptor, &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
+      Refuse(handshake, {"closed_by_client", "before its first byte"});
+      return false;
+    }
+    if (first != kHandshakeRecord) {
+      Refuse(handshake, {"plain_text", "the first byte is not that of TLS"});
+      return false;
+    }
+    handshake->ssl.reset(SSL_new(context_->Current()));
+    if (handshake->ssl == nullptr || SSL_set_fd(handshake->ssl.get(), descriptor) != 1) {
+      Refuse(handshake, {"out_of_memory", TakeTlsError()});
+      return false;
+    }
+    return true;
+  }
+
+  void Refuse(const HandshakePointer& handshake, const HandshakeFailure& failure) {
+    if (handshake->ended) return;
+    refusals_.Note(failure.reason, handshake->address(), failure.message);
+    Remove(handshake);
+  }
+
+  // Closes the connection, unless its descriptor was released.
+  void Remove(const HandshakePointer& handshake) {
+    const HandshakePointer kept = handshake;  // may be a reference into the list
+    kept->ended = true;
+    handshakes_.remove(kept);
+    kept->deadline.cancel();
+    error_code ignored;
+    kept->socket.close(ignored);
+  }
+
+  void Finish(const HandshakePointer& handshake) {
+    const absl::StatusOr<std::optional<Identity>> identity = IdentityOf(handshake->ssl.get());
+    if (!identity.ok()) {
+      return Refuse(handshake, {"no_identity", TextOf(identity.status())});
+    }
+    const std::string name = absl::StrCat("pqcached-tls/", id_, "/", ++last_number_);
+    const std::string peer = absl::StrCat(kPeerPrefix, name);
+    const auto client = std::make_shared<TlsClient>(TlsClient{handshake->address(), *identity});
+    if (!Count(peer, client)) {
+      return Refuse(handshake, {"too_many_connections", absl::StrCat("at most ",
+                                                                     options_.max_connections)});
+    }
+    int pair[2] = {-1, -1};
+    if (!MakePair(name, pair)) {
+      Forget(peer);
+      return Refuse(handshake, {"no_descriptors", std::strerror(errno)});
+    }
+    const auto relay =
+        std::make_shared<TlsRelay>(relays_, std::move(handshake->ssl), handshake->socket.release(),
+                                   pair[1], [this, peer] { Forget(peer); });
+    Remove(handshake);
+    asio::post(relays_, [relay] { relay->Start(); });
+    take_(pair[0]);
+  }
+
+  // Returns the text by which the connections of a client are counted.
+  static std::string OwnerOf(const TlsClient& client) {
+    return client.identity.has_value() ? IdentityText(*client.identity)
+                                       : client.address.substr(0, client.address.rfind(':'));
+  }
+
+  // Counts the connection, unless there are too many.
+  bool Count(const std::string& peer, const std::shared_ptr<const TlsClient>& client) {
+    const std::string owner = OwnerOf(*client);
+    const kvstore::MutexLock lock(&mutex_);
+    if (clients_.size() >= options_.max_connections) return false;
+    const auto same = std::count_if(clients_.begin(), clients_.end(), [&](const auto& each) {
+      return OwnerOf(*each.second) == owner;
+    });
+    if (same >= std::max<int64_t>(1, options_.max_connections / 4 * 3)) return false;
+    clients_[peer] = client;
+    return true;
+  }
+
+  void Forget(const std::string& peer) {
+    const kvstore::MutexLock lock(&mutex_);
+    clients_.erase(peer);
+    if (clients_.empty()) emptied_.SignalAll();
+  }
+
+  // Waits until the last bytes of connections that the server has closed are sent.
+  void AwaitRelays() {
+    if (!relay_thread_.joinable()) return;
+    const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + kFlushTime;
+    const kvstore::MutexLock lock(&mutex_);
+    while (!clients_.empty() && kvstore::SteadyTime::Now() < until) {
+      emptied_.WaitUntil(&mutex_, until);
+    }
+  }
+
+  const Options options_;
+  const std::string id_ = RandomHex(kNameBytes);
+  const std::unique_ptr<TlsContext> context_;  // used on thread_ only, like the next two
+  uint64_t last_number_ = 0;
+  LimitedLog refusals_;
+  std::function<void(int descriptor)> take_;
+  std::atomic<uint32_t> arriving_ = 0;  // connections whose Begin is posted
+  mutable kvstore::Mutex mutex_;
+  kvstore::CondVar emptied_;  // signalled when clients_ becomes empty
+  std::map<std::string, std::shared_ptr<const TlsClient>, std::less<>> clients_
+      ABSL_GUARDED_BY(mutex_);  // by the name of the peer in gRPC
+  asio::io_context handshakes_io_{1};
+  asio::io_context relays_{1};
+  std::list<HandshakePointer> handshakes_;  // in the order of their arrival; used on thread_ only
+  std::thread thread_;
+  std::thread relay_thread_;
+};
+
+absl::StatusOr<std::unique_ptr<TlsGate>> TlsGate::Make(Options options, const Log& log) {
+  absl::StatusOr<std::unique_ptr<TlsContext>> context = TlsContext::Load(options.files, log);
+  if (!context.ok()) return context.status();
+  return std::unique_ptr<TlsGate>(
+      new TlsGate(std::make_unique<Impl>(std::move(options), *std::move(context), log)));
+}
+
+TlsGate::TlsGate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+TlsGate::~TlsGate() = default;
+
+void TlsGate::Serve(std::function<void(int descriptor)> take) { impl_->Serve(std::move(take)); }
+
+void TlsGate::Admit(int descriptor) { impl_->Admit(descriptor); }
+
+void TlsGate::StopHandshakes() { impl_->StopHandshakes(); }
+
+std::shared_ptr<const TlsClient> TlsGate::ClientOf(absl::string_view peer) const {
+  return impl_->ClientOf(peer);
+}
+
+}  // namespace pqcached::service

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "client/abi/rpc_library.h"
 #include "client/base/arguments.h"
@@ -28,6 +29,7 @@ constexpr size_t kMaxClientNameBytes = 128;
 constexpr char kAdminSuffix[] = ".admin";
 constexpr uint64_t kStagingUnitBytes = uint64_t{1} << 20;
 constexpr uint32_t kSetClientVersionVersion = 15;  // of Remote
+constexpr uint32_t kSecuredVersion = 22;           // of RpcEntry
 
 // Returns the path of a unix socket; empty for other endpoints and abstract sockets.
 std::string SocketPath(std::string_view endpoint) {
@@ -80,19 +82,44 @@ bool IsLoopback(std::string_view host_port) {
   return host == "localhost" || host == "[::1]" || host.starts_with("127.");
 }
 
-pqc_status CheckEndpoint(const char* endpoint) {
+pqc_status CheckEndpoint(const char* endpoint, bool secured) {
   if (!endpoint) return Fail(PQC_INVALID_ARGUMENT, "options.endpoint", "must not be NULL");
   const std::string_view view = endpoint;
   if (view.starts_with("unix:")) {
+    if (secured) {
+      return Fail(PQC_INVALID_ARGUMENT, "options.tls_ca", "\"%s\" is a unix socket, without TLS",
+                  endpoint);
+    }
     if (view.size() > std::strlen("unix:")) return PQC_OK;
   } else if (const size_t colon = view.rfind(':');
              colon != std::string_view::npos && colon > 0 && colon + 1 < view.size()) {
-    if (IsLoopback(view)) return PQC_OK;
-    return Fail(PQC_UNIMPLEMENTED, "options.endpoint",
-                "\"%s\" is not on the loopback; this version has no TLS", endpoint);
+    if (secured || IsLoopback(view)) return PQC_OK;
+    return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
+                "\"%s\" is not on the loopback: it needs options.tls_ca", endpoint);
   }
   return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
-              "\"%s\", must be unix:///path or host:port on the loopback", endpoint);
+              "\"%s\", must be unix:///path or host:port", endpoint);
+}
+
+// Returns the options for TLS, which make no sense one without the other.
+pqc_status ReadSecurity(const pqc_client_options& options, SecurityOptions* security) {
+  *security = {.tls_ca = options.tls_ca,
+               .tls_certificate = options.tls_certificate,
+               .tls_key = options.tls_key,
+               .tls_server_name = options.tls_server_name,
+               .token_file = options.token_file};
+  if ((options.tls_certificate == nullptr) != (options.tls_key == nullptr)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.tls_key",
+                "tls_certificate and tls_key must both be given, or none");
+  }
+  if (options.tls_ca != nullptr) return PQC_OK;
+  for (const auto& [field, value] :
+       {std::pair("options.tls_certificate", options.tls_certificate),
+        std::pair("options.tls_server_name", options.tls_server_name),
+        std::pair("options.token_file", options.token_file)}) {
+    if (value != nullptr) return Fail(PQC_INVALID_ARGUMENT, field, "needs options.tls_ca");
+  }
+  return PQC_OK;
 }
 
 pqc_status CheckTenant(const char* tenant) {
@@ -119,12 +146,21 @@ pqc_status CheckPath(const pqc_client_options& options) {
   return PQC_OK;
 }
 
-pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, ClientState& state) {
+pqc_status OpenRemote(const RemoteOptions& options, const SecurityOptions& security,
+                      const RpcEntry& entry, ClientState& state) {
+  if (security.tls_ca != nullptr && entry.remote_version < kSecuredVersion) {
+    return Fail(PQC_UNIMPLEMENTED, "options.tls_ca",
+                "libpqcached_rpc is older than this library, and has no TLS");
+  }
   Remote* remote = nullptr;
   RefusalBuffer error;
-  const pqc_status status =
-      Report(entry.open(options, &remote, &error), error,
-             {{"open.tenant", "options.tenant"}, {"open.client_name", "options.client_name"}});
+  const pqc_status opened = security.tls_ca != nullptr
+                                ? entry.open_secured(options, security, &remote, &error)
+                                : entry.open(options, &remote, &error);
+  const pqc_status status = Report(opened, error,
+                                   {{"open.tenant", "options.tenant"},
+                                    {"open.client_name", "options.client_name"},
+                                    {"authorization", "options.token_file"}});
   state.remote.reset(remote);
   state.remote_version = entry.remote_version;
   if (remote && entry.remote_version >= kSetClientVersionVersion) {
@@ -168,7 +204,7 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
   with_token.detached = [](void* context, uint32_t wait_ms) {
     return static_cast<const SessionPhase*>(context)->Wait(SessionPhase::Phase::kDetached, wait_ms);
   };
-  RETURN_IF_ERROR(OpenRemote(with_token, entry, state));
+  RETURN_IF_ERROR(OpenRemote(with_token, {}, entry, state));
   Remote& remote = *state.remote;
   parts.host = std::make_unique<SidecarHost>(std::move(broker), remote);
   broker_options.resume_token = hello.session_token;
@@ -220,26 +256,29 @@ pqc_status ProbeAdminSocket(const std::string& path) {
                   Fail(PQC_UNAVAILABLE, "", "%s: %s", path.c_str(), std::strerror(error)));
 }
 
-// Opens a connection to the admin socket, without a session.
-pqc_status OpenAdmin(const RemoteOptions& remote_options, const RpcEntry& entry,
-                     std::shared_ptr<ClientState>* state) {
+// Opens a connection to the admin socket, or one with TLS, without a session.
+pqc_status OpenAdmin(const RemoteOptions& remote_options, const SecurityOptions& security,
+                     const RpcEntry& entry, std::shared_ptr<ClientState>* state) {
+  RemoteOptions admin_options = remote_options;
+  admin_options.admin = true;
+  *state = std::make_shared<ClientState>();
+  if (security.tls_ca != nullptr) return OpenRemote(admin_options, security, entry, **state);
   const std::string path = SocketPath(remote_options.endpoint) + kAdminSuffix;
   if (path == kAdminSuffix) {
     return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
-                "\"%s\", must be unix:///path for PQC_PATH_ADMIN", remote_options.endpoint);
+                "\"%s\", must be unix:///path for PQC_PATH_ADMIN without TLS",
+                remote_options.endpoint);
   }
   RETURN_IF_ERROR(ProbeAdminSocket(path));
   const std::string endpoint = "unix://" + path;
-  RemoteOptions admin_options = remote_options;
   admin_options.endpoint = endpoint.c_str();
-  admin_options.admin = true;
-  *state = std::make_shared<ClientState>();
-  return OpenRemote(admin_options, entry, **state);
+  return OpenRemote(admin_options, {}, entry, **state);
 }
 
 // Opens the local path if the broker answers, the remote path otherwise.
 pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& remote_options,
-                      const RpcEntry& entry, std::shared_ptr<ClientState>* state) {
+                      const SecurityOptions& security, const RpcEntry& entry,
+                      std::shared_ptr<ClientState>* state) {
   const uint32_t path = RawEnum(options.path);
   const auto open_local = [&] {
     *state = std::make_shared<ClientState>();
@@ -251,7 +290,7 @@ pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& re
     if (looked == PQC_OK || path == PQC_PATH_ONLY_LOCAL) return looked;
   }
   const auto remote = std::make_shared<ClientState>();
-  RETURN_IF_ERROR(OpenRemote(remote_options, entry, *remote));
+  RETURN_IF_ERROR(OpenRemote(remote_options, security, entry, *remote));
   // A sidecar starts its broker before gRPC: after a successful gRPC connection, a sidecar that was
   // still starting has its broker.
   if (looked != PQC_UNAVAILABLE || open_local() != PQC_OK) *state = remote;
@@ -272,11 +311,15 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   *client = nullptr;
   pqc_client_options options;
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
-  RETURN_IF_ERROR(CheckEndpoint(options.endpoint));
-  const std::string tenant = options.tenant ? options.tenant : "default";
+  SecurityOptions security;
+  RETURN_IF_ERROR(ReadSecurity(options, &security));
+  const bool secured = security.tls_ca != nullptr;
+  RETURN_IF_ERROR(CheckEndpoint(options.endpoint, secured));
+  // Over TLS the sidecar knows the tenant.
+  const std::string tenant = options.tenant ? options.tenant : secured ? "" : "default";
   const std::string client_name = options.client_name ? options.client_name : ProgramName();
   const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
-  RETURN_IF_ERROR(CheckTenant(tenant.c_str()));
+  if (options.tenant || !secured) RETURN_IF_ERROR(CheckTenant(tenant.c_str()));
   if (client_name.size() > kMaxClientNameBytes) {
     return Fail(PQC_INVALID_ARGUMENT, "options.client_name", "must be at most %zu bytes",
                 kMaxClientNameBytes);
@@ -292,8 +335,8 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
                                      .in_call = &InCall};
   std::shared_ptr<ClientState> state;
   RETURN_IF_ERROR(RawEnum(options.path) == PQC_PATH_ADMIN
-                      ? OpenAdmin(remote_options, *entry, &state)
-                      : OpenEither(options, remote_options, *entry, &state));
+                      ? OpenAdmin(remote_options, security, *entry, &state)
+                      : OpenEither(options, remote_options, security, *entry, &state));
   state->timeout_ms = timeout_ms;
   ClearLastError();
   state->Start();

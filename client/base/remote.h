@@ -34,8 +34,8 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-// The first that sends PQC_INDEX_CLUSTERS, tail_estimate and attention_mass.
-inline constexpr uint32_t kRemoteVersion = 21;
+// 21 is the first that sends PQC_INDEX_CLUSTERS, tail_estimate and attention_mass; 22 that has TLS.
+inline constexpr uint32_t kRemoteVersion = 22;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -461,6 +461,15 @@ struct RemoteOptions {
   bool (*detached)(void* context, uint32_t wait_ms) = nullptr;
 };
 
+// Security of a connection over TCP, as in pqc_client_options.
+struct SecurityOptions {
+  const char* tls_ca = nullptr;  // null: the connection is plain, and the rest is not read
+  const char* tls_certificate = nullptr;
+  const char* tls_key = nullptr;
+  const char* tls_server_name = nullptr;
+  const char* token_file = nullptr;
+};
+
 // Return type of libpqcached_rpc's only exported function, `const RpcEntry* pqcached_rpc_entry()`.
 struct RpcEntry {
   uint32_t remote_version = 0;
@@ -471,6 +480,9 @@ struct RpcEntry {
   // Since version 16: reads the layer groups of a model from its config.json. No session is needed.
   pqc_status (*read_model_config)(const char* config_json, const GroupSink& sink,
                                   RefusalBuffer* error) noexcept = nullptr;
+  // Since version 22: `open` with TLS.
+  pqc_status (*open_secured)(const RemoteOptions& options, const SecurityOptions& security,
+                             Remote** remote, RefusalBuffer* error) = nullptr;
 };
 
 }  // namespace pqcached::client

@@ -33,6 +33,11 @@ struct Arguments {
   std::string log_level;
   uint64_t pin_seconds = 0;
   std::string as_tenant;  // empty = as an operator
+  std::string tls_ca;     // empty = no TLS
+  std::string tls_certificate;
+  std::string tls_key;
+  std::string tls_server_name;
+  std::string token_file;
   std::string erased_tenant;
   bool resume = false;
   bool force = false;
@@ -78,7 +83,12 @@ Result<Client> OpenClient(const Arguments& arguments) {
                        .tenant = arguments.as_tenant,
                        .client_name = "pqcachectl",
                        .timeout_ms = arguments.timeout_ms,
-                       .path = arguments.as_tenant.empty() ? PQC_PATH_ADMIN : PQC_PATH_ANY});
+                       .path = arguments.as_tenant.empty() ? PQC_PATH_ADMIN : PQC_PATH_ANY,
+                       .tls_ca = arguments.tls_ca,
+                       .tls_certificate = arguments.tls_certificate,
+                       .tls_key = arguments.tls_key,
+                       .tls_server_name = arguments.tls_server_name,
+                       .token_file = arguments.token_file});
 }
 
 void Print(const Arguments& arguments, const Json& json, const std::string& text) {
@@ -383,13 +393,20 @@ int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("Inspects and controls a running pqcached.", "pqcachectl");
   app.add_option("--endpoint", arguments.endpoint,
-                 "unix:///path; with --as-tenant also host:port on the loopback")
+                 "unix:///path, or host:port with --tls-ca; with --as-tenant also host:port on the "
+                 "loopback")
       ->capture_default_str();
   app.add_option("--timeout-ms", arguments.timeout_ms, "timeout of each call in milliseconds")
       ->capture_default_str()
       ->check(CLI::Range(1, 3600000));
   app.add_option("--as-tenant", arguments.as_tenant,
                  "ask as a client of this tenant, not as an operator");
+  app.add_option("--tls-ca", arguments.tls_ca, "CA of the sidecar's certificate (PEM)");
+  app.add_option("--tls-certificate", arguments.tls_certificate, "certificate of this client (PEM)");
+  app.add_option("--tls-key", arguments.tls_key, "its key (PEM)");
+  app.add_option("--tls-server-name", arguments.tls_server_name,
+                 "name in the sidecar's certificate; default: the host of the endpoint");
+  app.add_option("--token-file", arguments.token_file, "file with the token of this client");
   app.add_flag("--json", arguments.json, "print JSON instead of tables");
   app.require_subcommand(1);
   app.fallthrough();

@@ -10,10 +10,11 @@
 namespace pqcached::client {
 namespace {
 
-pqc_status Open(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) {
+pqc_status OpenSecured(const RemoteOptions& options, const SecurityOptions& security,
+                       Remote** remote, RefusalBuffer* error) {
   try {
     RpcRemote* opened = nullptr;
-    const grpc::Status status = RpcRemote::Open(options, &opened);
+    const grpc::Status status = RpcRemote::Open(options, security, &opened);
     if (!status.ok()) ToRefusal(status, error);
     *remote = opened;
     return static_cast<pqc_status>(status.error_code());
@@ -21,6 +22,10 @@ pqc_status Open(const RemoteOptions& options, Remote** remote, RefusalBuffer* er
     std::snprintf(error->text, sizeof(error->text), "%s", exception.what());
     return PQC_INTERNAL;
   }
+}
+
+pqc_status Open(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) {
+  return OpenSecured(options, {}, remote, error);
 }
 
 }  // namespace
@@ -32,6 +37,7 @@ pqcached_rpc_entry() {
       .remote_version = pqcached::client::kRemoteVersion,
       .open = &pqcached::client::Open,
       .oldest_client_version = pqcached::client::kOldestRemoteVersion,
-      .read_model_config = &pqcached::client::ReadModelConfig};
+      .read_model_config = &pqcached::client::ReadModelConfig,
+      .open_secured = &pqcached::client::OpenSecured};
   return &kEntry;
 }

@@ -22,7 +22,8 @@ constexpr std::chrono::milliseconds kSlice(50);
 // A call may notice the sidecar's end a moment before the session's thread does.
 constexpr std::chrono::milliseconds kSessionEndWait(100);
 
-std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
+std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint,
+                                           const std::shared_ptr<const Credentials>& credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetMaxReceiveMessageSize(-1);
@@ -31,7 +32,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+  if (credentials == nullptr) {
+    return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+  }
+  credentials->SetName(&arguments);
+  return grpc::CreateCustomChannel(endpoint, credentials->channel(), arguments);
 }
 
 }  // namespace
@@ -47,22 +52,26 @@ gpr_timespec ToGrpc(Deadline deadline) {
                       gpr_time_from_nanos(left.count(), GPR_TIMESPAN));
 }
 
-RpcRemote::RpcRemote(const RemoteOptions& options)
+RpcRemote::RpcRemote(const RemoteOptions& options, std::shared_ptr<const Credentials> credentials)
     : endpoint_(options.endpoint),
+      credentials_(std::move(credentials)),
       timeout_(options.timeout_ms),
       remaining_ms_(options.remaining_ms),
       in_call_(options.in_call),
-      channel_(MakeChannel(options.endpoint)),
-      bulk_channel_(MakeChannel(options.endpoint)),
+      channel_(MakeChannel(options.endpoint, credentials_)),
+      bulk_channel_(MakeChannel(options.endpoint, credentials_)),
       kv_(v1::KvCache::NewStub(channel_)),
       admin_(v1::Admin::NewStub(channel_)),
-      session_(*kv_, *channel_) {}
+      session_(*kv_, *channel_, credentials_.get()) {}
 
-grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
+grpc::Status RpcRemote::Open(const RemoteOptions& options, const SecurityOptions& security,
+                             RpcRemote** remote) {
   struct Deleter {
     void operator()(RpcRemote* opened) const { opened->Close(); }
   };
-  std::unique_ptr<RpcRemote, Deleter> opened(new RpcRemote(options));
+  std::shared_ptr<const Credentials> credentials;
+  if (security.tls_ca != nullptr) RETURN_IF_ERROR(Credentials::Make(security, &credentials));
+  std::unique_ptr<RpcRemote, Deleter> opened(new RpcRemote(options, std::move(credentials)));
   if (options.session_token) {
     opened->session_.Adopt(options);
     *remote = opened.release();
@@ -123,6 +132,7 @@ grpc::Status RpcRemote::Explain(const char* method, const grpc::Status& status) 
 
 void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline, uint64_t boot_word) const {
   context->set_deadline(ToGrpc(deadline));
+  if (credentials_ != nullptr) credentials_->AddToken(context);
   if (!session_.token().empty()) context->AddMetadata(kSessionKey, session_.token());
   if (boot_word == 0) return;
   char text[17];

@@ -23,6 +23,7 @@
 #include "client/rpc/event_stream.h"
 #include "client/rpc/pending_call.h"
 #include "client/rpc/rows_answer.h"
+#include "client/rpc/secure/credentials.h"
 #include "client/rpc/session.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/v1/admin.grpc.pb.h"
@@ -47,7 +48,8 @@ inline std::chrono::milliseconds Remaining(Deadline deadline) {
 
 class RpcRemote final : public Remote {
  public:
-  static grpc::Status Open(const RemoteOptions& options, RpcRemote** remote);
+  static grpc::Status Open(const RemoteOptions& options, const SecurityOptions& security,
+                           RpcRemote** remote);
 
   void Close() noexcept override { delete this; }
 
@@ -148,7 +150,8 @@ class RpcRemote final : public Remote {
  private:
   enum class Repeat { kNever, kHarmless };
 
-  explicit RpcRemote(const RemoteOptions& options);
+  // `credentials`: null = plain connections.
+  RpcRemote(const RemoteOptions& options, std::shared_ptr<const Credentials> credentials);
   ~RpcRemote() = default;
 
   // Wraps every call: catches exceptions, and converts the status and its reason to the C ABI's.
@@ -236,6 +239,7 @@ class RpcRemote final : public Remote {
   uint64_t PayloadBytes(uint64_t wanted_bytes) const;
 
   const std::string endpoint_;
+  const std::shared_ptr<const Credentials> credentials_;
   const std::chrono::milliseconds timeout_;
   uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
   bool (*const in_call_)();

@@ -165,6 +165,7 @@ grpc::Status Session::RunStream(const v1::SessionOpen& open) {
     const base::MutexLock lock(&mutex_);
     if (closing_) return {grpc::StatusCode::CANCELLED, "closed"};
     context_ = std::make_unique<grpc::ClientContext>();
+    if (credentials_ != nullptr) credentials_->AddToken(context_.get());
     context = context_.get();
   }
   std::unique_ptr<Stream> stream = stub_.Session(context);

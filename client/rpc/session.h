@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "client/base/remote.h"
+#include "client/rpc/secure/credentials.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 
@@ -24,8 +25,10 @@ namespace pqcached::client {
 
 class Session {
  public:
-  // `channel`: that of `stub`. Both outlive the session.
-  Session(v1::KvCache::Stub& stub, grpc::Channel& channel) : stub_(stub), channel_(channel) {}
+  // `channel`: that of `stub`. `credentials`: null = the connection is plain. All outlive the
+  // session.
+  Session(v1::KvCache::Stub& stub, grpc::Channel& channel, const Credentials* credentials)
+      : stub_(stub), channel_(channel), credentials_(credentials) {}
   ~Session() { Close(); }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -79,6 +82,7 @@ class Session {
 
   v1::KvCache::Stub& stub_;
   grpc::Channel& channel_;
+  const Credentials* const credentials_;
   std::thread thread_;
   v1::SessionOpened opened_;  // written once, before state_ becomes kOpen
   void* adopted_context_ = nullptr;

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <list>
@@ -86,14 +85,20 @@ class TlsGate::Impl {
     relay_thread_ = std::thread([this] { RunThread(relays_); });
   }
 
+  // Waits while connections arrive faster than they are taken: the kernel then holds those that
+  // follow, in their order.
   void Admit(int descriptor) {
-    if (arriving_.fetch_add(1, std::memory_order_relaxed) >= options_.max_handshakes) {
-      arriving_.fetch_sub(1, std::memory_order_relaxed);
-      close(descriptor);
-      return refusals_.Note("too_many_handshakes", "", "connections arrive faster than handshakes");
+    {
+      const kvstore::MutexLock lock(&mutex_);
+      while (arriving_ >= options_.max_handshakes) taken_.Wait(&mutex_);
+      ++arriving_;
     }
     asio::post(handshakes_io_, [this, descriptor] {
-      arriving_.fetch_sub(1, std::memory_order_relaxed);
+      {
+        const kvstore::MutexLock lock(&mutex_);
+        --arriving_;
+        taken_.SignalAll();
+      }
       Begin(descriptor);
     });
   }
@@ -118,8 +123,9 @@ class TlsGate::Impl {
     Handshake(asio::io_context& io, int descriptor)
         : socket(io, descriptor), deadline(io), peer(PeerOf(descriptor)) {}
 
-    std::string host() const { return peer.address().to_string(); }
-    std::string address() const { return absl::StrCat(host(), ":", peer.port()); }
+    std::string address() const {
+      return absl::StrCat(peer.address().to_string(), ":", peer.port());
+    }
 
     Descriptor socket;
     asio::steady_timer deadline;
@@ -138,6 +144,7 @@ class TlsGate::Impl {
   void Begin(int descriptor) {
     const auto handshake = std::make_shared<Handshake>(handshakes_io_, descriptor);
     handshakes_.push_back(handshake);
+    ++hosts_[handshake->peer.address()];
     if (handshakes_.size() > options_.max_handshakes) DropOne();
     handshake->deadline.expires_after(absl::ToChronoNanoseconds(options_.handshake_timeout));
     handshake->deadline.async_wait([this, handshake](const error_code& cancelled) {
@@ -148,14 +155,12 @@ class TlsGate::Impl {
 
   // Closes the oldest handshake of the address that has the most.
   void DropOne() {
-    std::map<std::string, size_t> counts;
-    for (const HandshakePointer& each : handshakes_) ++counts[each->host()];
     const auto most = std::max_element(
-        counts.begin(), counts.end(),
+        hosts_.begin(), hosts_.end(),
         [](const auto& left, const auto& right) { return left.second < right.second; });
-    const auto oldest =
-        std::find_if(handshakes_.begin(), handshakes_.end(),
-                     [&](const HandshakePointer& each) { return each->host() == most->first; });
+    const auto oldest = std::find_if(
+        handshakes_.begin(), handshakes_.end(),
+        [&](const HandshakePointer& each) { return each->peer.address() == most->first; });
     Refuse(*oldest, {"too_many_handshakes", absl::StrCat("max_handshakes is ",
                                                          options_.max_handshakes)});
   }
@@ -212,6 +217,8 @@ class TlsGate::Impl {
     const HandshakePointer kept = handshake;  // may be a reference into the list
     kept->ended = true;
     handshakes_.remove(kept);
+    const auto host = hosts_.find(kept->peer.address());
+    if (--host->second == 0) hosts_.erase(host);
     kept->deadline.cancel();
     error_code ignored;
     kept->socket.close(ignored);
@@ -283,14 +290,17 @@ class TlsGate::Impl {
   uint64_t last_number_ = 0;
   LimitedLog refusals_;
   std::function<void(int descriptor)> take_;
-  std::atomic<uint32_t> arriving_ = 0;  // connections whose Begin is posted
   mutable kvstore::Mutex mutex_;
+  kvstore::CondVar taken_;  // signalled when arriving_ becomes smaller
+  uint32_t arriving_ ABSL_GUARDED_BY(mutex_) = 0;  // connections whose Begin is posted
   kvstore::CondVar emptied_;  // signalled when clients_ becomes empty
   std::map<std::string, std::shared_ptr<const TlsClient>, std::less<>> clients_
       ABSL_GUARDED_BY(mutex_);  // by the name of the peer in gRPC
   asio::io_context handshakes_io_{1};
   asio::io_context relays_{1};
-  std::list<HandshakePointer> handshakes_;  // in the order of their arrival; used on thread_ only
+  // Used on thread_ only: handshakes in the order of their arrival, and their number by address.
+  std::list<HandshakePointer> handshakes_;
+  std::map<asio::ip::address, size_t> hosts_;
   std::thread thread_;
   std::thread relay_thread_;
 };

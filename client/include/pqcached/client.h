@@ -10,16 +10,13 @@
  * or attend are advanced: for engines with batches, KV memory or kernels of their own.
  *
  * Words
- *   row        the KV entry [key, value] of one token, layer and kv head; key_dim + value_dim
- *              numbers
+ *   row        the KV entry [key, value] of one token, layer and kv head
  *   KV         the rows of several tokens; keys and values are passed as two tensors
  *   cache      one tenant's KV space for one model, with a fixed amount of memory
  *   sequence   the tokens of one request; its rows are written layer by layer in position order
  *   prefill    writing the rows of a prompt (pqc_ingest, pqc_gpu_ingest)
- *   index      selects tokens by approximate scores: pq (product quantization) or flat (exact
- *              scores)
- *   codebook   the centroids of one layer and kv head; a long sequence has several generations of
- *              codebooks
+ *   index      selects tokens by approximate scores (pq: product quantization) or exact ones (flat)
+ *   codebook   the centroids of one layer and kv head; long sequences have several generations
  *   sink       the first tokens of the context; window: the last ones. The decoder attends to both;
  *              with the other calls the engine itself does, unless they say otherwise
  *   selection  the k tokens that an index chose between sink and window
@@ -81,8 +78,7 @@
  *   0.x        A program that was built with the headers of 0.x runs with the libraries of every
  *              later 0.y: functions, enum values and fields are added, never removed or changed.
  *              A function that 0.x did not have is missing in its library: the loader says so.
- *   soname     libpqcached_client.so.1. It changes only with a break, which makes it .2 and
- *              PQC_ABI_VERSION 2; a program finds out at start by pqc_abi_version().
+ *   soname     libpqcached_client.so.1; a break makes it .2, and pqc_abi_version() return 2
  *   CMake      find_package(pqcached 0.1) accepts every 0.y from 0.1 on.
  *   libraries  libpqcached_client and libpqcached_rpc are installed together. During an update each
  *              works with the other one of the minor version before or after it: calls and fields
@@ -161,7 +157,6 @@ extern "C" {
 /* ---- Client */
 
 typedef struct pqc_client pqc_client;
-
 /* Value of a `timeout_ms` field whose comment names it: the call does not wait. It differs from 0,
  * the default, and from UINT32_MAX, which is 49 days. */
 #define PQC_TIMEOUT_POLL 4294967294u
@@ -176,40 +171,44 @@ typedef enum pqc_path_choice {
 
 typedef struct pqc_client_options {
   size_t struct_size;
-  const char* endpoint; /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
+  const char* endpoint; /* "unix:///run/pqcached/pqcached.sock", or "host:port" */
   const char* tenant;   /* 1 to 64 bytes of [a-z0-9_.-]; NULL = the tenant that the broker has for
-                              the process's user, or "default" */
+                              the process's user, that of the client over TLS, or "default" */
   const char* client_name; /* printable UTF-8 of at most 128 bytes; NULL = the program's name */
   uint32_t timeout_ms;     /* deadline of each call except pqc_build_index; 0 = 10000 */
-  /* Threads of the kernels that run in this process on the local path; unused on the remote path.
-   * NULL = a pool of the client's own, of thread_count threads (0 = all cores, PQC_THREADS_CALLER =
-   * only the calling thread). See pqc_client_set_threads. */
+  /* Threads of the kernels on the local path. NULL = thread_count threads of the client's own (0 =
+   * all cores, PQC_THREADS_CALLER = only the calling thread). See pqc_client_set_threads. */
   pqc_parallel_for parallel_for;
   void* parallel_for_context;
   uint32_t thread_count;
-  /* NULL = libpqcached_rpc.so in the folder of libpqcached_client.so, then the loader's search
-   * path. */
+  /* NULL = libpqcached_rpc.so next to libpqcached_client.so, then in the loader's search path. */
   const char* rpc_library_path;
   pqc_path_choice path;
-  /* Staging ring: shared memory through which rows reach the sidecar on the local path, of
-   * staging_slot_count slots of staging_slot_bytes (a multiple of 1 MiB); both 0 = the client's
-   * default. */
+  /* Staging ring: shared memory through which rows reach the sidecar on the local path, in slots of
+   * a multiple of 1 MiB; both 0 = the client's default. */
   uint64_t staging_slot_bytes;
   uint32_t staging_slot_count;
+  /* TLS of "host:port": paths of PEM files, and of a file with a token; NULL = none. They are read
+   * again when they change. Hosts beyond the loopback need tls_ca. */
+  const char* tls_ca;          /* of the sidecar's certificate; NULL = no TLS */
+  const char* tls_certificate; /* of this client */
+  const char* tls_key;
+  const char* tls_server_name; /* in the sidecar's certificate; NULL = the endpoint's host */
+  const char* token_file;
 } pqc_client_options;
 
 /* Connects to the sidecar and opens a session. *client is set on PQC_OK, and NULL otherwise. One
  * client per process is enough; several are independent of each other.
  *
- * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*
- *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
- *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded, or is too old or too new for
- *                                  this library: install the two libraries of one release.
+ * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*, tls_*, token_file
+ *         PQC_UNIMPLEMENTED        libpqcached_rpc is older than this library, and has no TLS
+ *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded, or is not of this release;
  *                                  PQCACHED_RECORD: the file cannot be opened
- *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host; PQC_PATH_ADMIN:
- *                                  this user is no operator (the sidecar's user, or root)
+ *         PQC_PERMISSION_DENIED    the tenant belongs to other clients; PQC_PATH_ADMIN: this one is
+ *                                  no operator
+ *         PQC_UNAUTHENTICATED      over TLS: neither a certificate nor a token that is valid
  *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later
- *         PQC_UNAVAILABLE          no process listens at the endpoint: repeat once it runs
+ *         PQC_UNAVAILABLE          no process listens at the endpoint, or TLS fails
  *         PQC_DEADLINE_EXCEEDED    a process listens and does not answer */
 PQC_API pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** client);
 /* Ends the session, which drops the client's sequences in the sidecar, and closes the handle. Rows

@@ -191,18 +191,25 @@ class Client {
   // Connects to the sidecar and opens a session (pqc_client_open).
   static Result<Client> Open(const ClientOptions& options) {
     pqc_client_options c = PQC_INIT(pqc_client_options);
+    const auto given = [](const std::string& text) {
+      return text.empty() ? nullptr : text.c_str();
+    };
     c.endpoint = options.endpoint.c_str();
-    c.tenant = options.tenant.empty() ? nullptr : options.tenant.c_str();
-    c.client_name = options.client_name.empty() ? nullptr : options.client_name.c_str();
+    c.tenant = given(options.tenant);
+    c.client_name = given(options.client_name);
     c.timeout_ms = options.timeout_ms;
-    c.rpc_library_path =
-        options.rpc_library_path.empty() ? nullptr : options.rpc_library_path.c_str();
+    c.rpc_library_path = given(options.rpc_library_path);
     c.path = options.path;
     c.thread_count = options.thread_count;
     c.parallel_for = options.parallel_for;
     c.parallel_for_context = options.parallel_for_context;
     c.staging_slot_bytes = options.staging_slot_bytes;
     c.staging_slot_count = options.staging_slot_count;
+    c.tls_ca = given(options.tls_ca);
+    c.tls_certificate = given(options.tls_certificate);
+    c.tls_key = given(options.tls_key);
+    c.tls_server_name = given(options.tls_server_name);
+    c.token_file = given(options.token_file);
     pqc_client* client = nullptr;
     const pqc_status status = pqc_client_open(&c, &client);
     if (status != PQC_OK) return Status(status);

@@ -249,6 +249,12 @@ struct ClientOptions {
   void* parallel_for_context = nullptr;
   uint64_t staging_slot_bytes = 0;
   uint32_t staging_slot_count = 0;
+  // TLS of "host:port": paths of files, as in pqc_client_options; empty = none.
+  std::string tls_ca = {};
+  std::string tls_certificate = {};
+  std::string tls_key = {};
+  std::string tls_server_name = {};  // empty = the endpoint's host
+  std::string token_file = {};
 };
 
 // Layers of one kind and shape (pqc_layer_group).

@@ -209,6 +209,11 @@ class ClientOptions(Sized):
         ("path", c_uint32),
         ("staging_slot_bytes", c_uint64),
         ("staging_slot_count", c_uint32),
+        ("tls_ca", c_char_p),
+        ("tls_certificate", c_char_p),
+        ("tls_key", c_char_p),
+        ("tls_server_name", c_char_p),
+        ("token_file", c_char_p),
     ]
 
 

@@ -29,8 +29,9 @@ class Client(EventSource):
     """A connection and its session. When the client is closed, the session ends and its sequences
     are dropped.
 
-    endpoint: "unix:///run/pqcached/pqcached.sock", or "host:port" on the loopback.
-    tenant: owner of the caches.
+    endpoint: "unix:///run/pqcached/pqcached.sock", or "host:port", which needs tls_ca beyond the
+    loopback.
+    tenant: owner of the caches; None = that of this client over TLS, and "default" without TLS.
     client_name: human-readable name; the program's name when empty.
     timeout_ms: of each call except build_index; 0 = 10000.
     thread_count: threads for the kernels that run in this process; 0 = all cores, THREADS_CALLER =
@@ -40,26 +41,36 @@ class Client(EventSource):
     the loader searches.
     staging_slot_bytes, staging_slot_count: shared memory through which rows reach the sidecar on the
     local path, in slots of a multiple of 1 MiB; both 0 = the library's default.
+    tls_ca, tls_certificate, tls_key: PEM files of a TLS connection: the CA of the sidecar's
+    certificate, and this client's own certificate and key. tls_server_name: the name in the
+    sidecar's certificate; empty = the endpoint's host. token_file: a file with the client's token.
 
     Client, Cache and Sequence may be used from several threads at once; calls release the GIL. A
     forked child needs its own client.
 
     Raises InvalidArgument (endpoint, tenant), Unavailable (no server listens), DeadlineExceeded (a
     server listens and does not answer), FailedPrecondition (a library is not found, or its version
-    differs), Unimplemented (an endpoint beyond this host).
+    differs), PermissionDenied (another tenant), Unauthenticated (no certificate and no valid token).
     """
 
-    def __init__(self, endpoint: str, *, tenant: str = "default", client_name: str = "", timeout_ms: int = 0,
+    def __init__(self, endpoint: str, *, tenant: Optional[str] = None, client_name: str = "", timeout_ms: int = 0,
                  thread_count: int = 0, path: PathChoice = PathChoice.ANY, rpc_library_path: str = "",
-                 staging_slot_bytes: int = 0, staging_slot_count: int = 0) -> None:
+                 staging_slot_bytes: int = 0, staging_slot_count: int = 0,
+                 tls_ca: str = "", tls_certificate: str = "", tls_key: str = "", tls_server_name: str = "",
+                 token_file: str = "") -> None:
+        if tenant is None and not tls_ca:
+            tenant = "default"
         options = abi.ClientOptions(
-            endpoint=text("endpoint", endpoint), tenant=text("tenant", tenant),
+            endpoint=text("endpoint", endpoint), tenant=None if tenant is None else text("tenant", tenant),
             client_name=text("client_name", client_name) or None, timeout_ms=uint32("timeout_ms", timeout_ms),
             thread_count=uint32("thread_count", thread_count), path=member(PathChoice, "path", path),
             rpc_library_path=text("rpc_library_path", rpc_library_path) or None,
             staging_slot_bytes=uint64("staging_slot_bytes", staging_slot_bytes),
-            staging_slot_count=uint32("staging_slot_count", staging_slot_count))
-        self._tenant = tenant
+            staging_slot_count=uint32("staging_slot_count", staging_slot_count),
+            tls_ca=text("tls_ca", tls_ca) or None, tls_certificate=text("tls_certificate", tls_certificate) or None,
+            tls_key=text("tls_key", tls_key) or None, tls_server_name=text("tls_server_name", tls_server_name) or None,
+            token_file=text("token_file", token_file) or None)
+        self._tenant = tenant or ""  # empty: only the sidecar knows it
         self._library = library()
         clear_error_text()
         handle = ctypes.c_void_p()

@@ -16,6 +16,7 @@
 #include "absl/synchronization/notification.h"
 #include "tests/service/rpc/empty_call.h"
 #include "tests/service/rpc/lifecycle_fixture.h"
+#include "tests/service/tls/tls_fixture.h"
 #include "tests/skip.h"
 
 namespace pqcached::service {
@@ -120,7 +121,10 @@ class RolesTest : public LifecycleTest {
 };
 
 TEST_F(RolesTest, EveryRpcAnswersEveryRole) {
-  Start([](Config& config) { config.tcp_listen = "127.0.0.1:0"; });
+  Start([](Config& config) {
+    config.tcp_listen = "127.0.0.1:0";
+    config.plain_tcp = true;
+  });
   const auto client = Connect();
   const auto unix_channel = ChannelTo(endpoint());
   const auto tcp = ChannelTo(server_->endpoints().at(1));
@@ -150,6 +154,35 @@ TEST_F(RolesTest, EveryRpcAnswersEveryRole) {
   }
   EXPECT_EQ(Rows().size(), AllMethods().size()) << "a row of an rpc that does not exist";
   RecordProperty("rpc_role_pairs_tested", HasFailure() ? "0" : std::to_string(pairs));
+}
+
+TEST_F(TlsTest, EveryRpcAnswersEveryIdentity) {
+  StartTls();
+  const auto tenant = TlsChannel(tenant_a_);
+  const auto operator_channel = TlsChannel(ca_.Issue("operator", "URI:pqcached://operator"));
+  const auto peer = TlsChannel(ca_.Issue("peer", "URI:pqcached://peer/node-7"));
+  TlsSession session = OpenTlsSession(tenant);
+  ASSERT_TRUE(session.is_open());
+  for (const MethodDescriptor* method : AllMethods()) {
+    SCOPED_TRACE(method->name());
+    const Answers& row = Rows().at(method->name());
+    const auto expect = [&](const auto& channel, const std::string& token, char letter,
+                            const char* caller) {
+      const grpc::Status status = EmptyCall(channel, *method, ContextOf(token)).Finish();
+      EXPECT_EQ(LetterOf(status), letter) << caller << ": " << status.error_message();
+    };
+    expect(tenant, "", row.anyone, "a tenant without a session");
+    expect(tenant, session.opened.session_token(), row.tenant, "a tenant");
+    expect(operator_channel, "", row.operator_, "an operator");
+    expect(peer, "", method->name() == "GetServerInfo" ? 'a' : 'd', "another sidecar");
+    v1::DrainResponse resumed;  // what an operator's Drain began
+    v1::DrainRequest resume;
+    resume.set_resume(true);
+    const auto admin = v1::Admin::NewStub(operator_channel);
+    ASSERT_TRUE(admin->Drain(ContextOf("").get(), resume, &resumed).ok());
+  }
+  session.context->TryCancel();
+  session.End();
 }
 
 TEST_F(RolesTest, ATenantSeesAndCountsOnlyItsOwn) {

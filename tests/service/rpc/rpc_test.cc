@@ -499,7 +499,10 @@ TEST_F(RpcTest, TwoClientsAndTwoCachesWorkAtOnce) {
 }
 
 TEST_F(RpcTest, ServesLoopbackTcpWhenAsked) {
-  Start([](Config& config) { config.tcp_listen = "127.0.0.1:0"; });
+  Start([](Config& config) {
+    config.tcp_listen = "127.0.0.1:0";
+    config.plain_tcp = true;
+  });
   ASSERT_EQ(server_->endpoints().size(), 2u);
   const std::string& tcp = server_->endpoints()[1];
   EXPECT_THAT(tcp, testing::StartsWith("127.0.0.1:"));

@@ -277,6 +277,7 @@ TEST_F(TenantsTest, TcpHasConnectionsOfItsOwn) {
   Start([](Config& config) {
     config.max_connections = 8;
     config.tcp_listen = "127.0.0.1:0";
+    config.plain_tcp = true;
   });
   const std::string& address = server_->endpoints().at(1);
   const auto port = static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));

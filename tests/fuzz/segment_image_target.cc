@@ -298,7 +298,7 @@ std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
   for (const std::string& mode : modes) {
     seeds.push_back(mode);
-    for (const uint8_t place : {0, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72}) {
+    for (const int place : {0, 8, 12, 16, 24, 32, 36, 40, 44, 48, 52, 56, 60, 64, 68, 72}) {
       seeds.push_back(mode + std::string{'\x81', static_cast<char>(place), '\0', '\x03'});
     }
   }

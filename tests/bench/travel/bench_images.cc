@@ -66,8 +66,11 @@ World MakeWorld() {
   world.store = *std::move(store);
   const kvstore::IndexDescriptor index = {
       .kind = kvstore::IndexKind::kPq, .subspace_count = 2, .bits = 6};
-  kvstore::LayerGroup group{
-      .kv_heads = kHeads, .query_heads = 4 * kHeads, .key_dim = kDim, .value_dim = kDim};
+  kvstore::LayerGroup group{.layers = {},
+                            .kv_heads = kHeads,
+                            .query_heads = 4 * kHeads,
+                            .key_dim = kDim,
+                            .value_dim = kDim};
   for (uint32_t layer = 0; layer < kLayers; ++layer) group.layers.push_back(layer);
   const auto cache = world.store->OpenCache(kTenant, {.name = "bench",
                                                       .model_fingerprint = "bench",
@@ -88,7 +91,8 @@ World MakeWorld() {
   const kvstore::TensorView rows{.data = reinterpret_cast<const std::byte*>(elements.data()),
                                  .data_bytes = elements.size() * sizeof(uint16_t),
                                  .dtype = kernels::DType::kF16,
-                                 .shape = {kTokens, kHeads, kDim}};
+                                 .shape = {kTokens, kHeads, kDim},
+                                 .strides = {}};
   auto ingest = world.store->BeginIngest(kTenant, world.sequence_id);
   Require(ingest.ok(), "an ingest");
   for (uint32_t layer = 0; layer < kLayers; ++layer) {

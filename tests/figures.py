@@ -44,7 +44,7 @@ AREAS = {
     "ingest by hand": "Ingest, measured by hand",
     "store by hand": "Store, measured by hand",
     "recovery": "Faults survived, and what was lost",
-    "travel": "What leaves the host's memory: images and encrypted calls",
+    "travel": "Contexts and calls that leave the host",
     "gpu": "Kernels and steps on a GPU",
 }
 

@@ -98,6 +98,11 @@ for area in "${areas[@]}"; do
     measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/transformers/hf_rows.py build/bench \
       --json "$rows/transformers.json" >&2
   fi
+  if [ "$area" = travel ]; then
+    echo "== travel: refusals of TLS, and what it costs" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/bench/travel/tls_rows.py build/bench \
+      --json "$rows/travel-tls.json" >&2
+  fi
   if [ "$area" = systems ]; then
     echo "== systems: the attention mass that whole rotary pairs gain" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/pretrained_rows.py build/bench systems --json "$rows/systems-pairs.json" >&2

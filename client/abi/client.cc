@@ -97,8 +97,8 @@ pqc_status CheckEndpoint(const char* endpoint, bool secured) {
     return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
                 "\"%s\" is not on the loopback: it needs options.tls_ca", endpoint);
   }
-  return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
-              "\"%s\", must be unix:///path or host:port", endpoint);
+  return Fail(PQC_INVALID_ARGUMENT, "options.endpoint", "\"%s\", must be unix:///path or host:port",
+              endpoint);
 }
 
 // Returns the options for TLS, which make no sense one without the other.
@@ -113,10 +113,9 @@ pqc_status ReadSecurity(const pqc_client_options& options, SecurityOptions* secu
                 "tls_certificate and tls_key must both be given, or none");
   }
   if (options.tls_ca != nullptr) return PQC_OK;
-  for (const auto& [field, value] :
-       {std::pair("options.tls_certificate", options.tls_certificate),
-        std::pair("options.tls_server_name", options.tls_server_name),
-        std::pair("options.token_file", options.token_file)}) {
+  for (const auto& [field, value] : {std::pair("options.tls_certificate", options.tls_certificate),
+                                     std::pair("options.tls_server_name", options.tls_server_name),
+                                     std::pair("options.token_file", options.token_file)}) {
     if (value != nullptr) return Fail(PQC_INVALID_ARGUMENT, field, "needs options.tls_ca");
   }
   return PQC_OK;

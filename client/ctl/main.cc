@@ -402,7 +402,8 @@ int Main(int argc, char** argv) {
   app.add_option("--as-tenant", arguments.as_tenant,
                  "ask as a client of this tenant, not as an operator");
   app.add_option("--tls-ca", arguments.tls_ca, "CA of the sidecar's certificate (PEM)");
-  app.add_option("--tls-certificate", arguments.tls_certificate, "certificate of this client (PEM)");
+  app.add_option("--tls-certificate", arguments.tls_certificate,
+                 "certificate of this client (PEM)");
   app.add_option("--tls-key", arguments.tls_key, "its key (PEM)");
   app.add_option("--tls-server-name", arguments.tls_server_name,
                  "name in the sidecar's certificate; default: the host of the endpoint");

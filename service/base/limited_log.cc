@@ -15,8 +15,8 @@ void LimitedLog::Note(absl::string_view reason, absl::string_view peer, absl::st
     known.next_line = now + interval_;
     refused = std::exchange(known.refused, 0);
   }
-  log_.Warning(
-      event_, {{"reason", reason}, {"peer", peer}, {"refused", refused}, {"message", message}});
+  log_.Warning(event_,
+               {{"reason", reason}, {"peer", peer}, {"refused", refused}, {"message", message}});
 }
 
 }  // namespace pqcached::service

@@ -38,7 +38,7 @@ class WatchedFile {
   Stamp StampOf() const;
 
   std::string path_;
-  Stamp stamp_ = {-1};  // that of no file
+  Stamp stamp_ = {-1};           // that of no file
   kvstore::SteadyTime settled_;  // the stamp is reliable from this time on
 };
 

@@ -328,10 +328,11 @@ void AddTcpKeys(std::vector<ConfigKey>& keys) {
                          "Serve tcp_listen without encryption, which is possible on the loopback "
                          "only: any local user can connect, and choose a tenant.",
                          &Config::plain_tcp));
-  keys.push_back(CountKey("max_handshakes",
-                          "TLS handshakes that may be in progress at once. Beyond it the oldest one "
-                          "of the address with the most is closed.",
-                          &Config::max_handshakes, {1, 65536}));
+  keys.push_back(
+      CountKey("max_handshakes",
+               "TLS handshakes that may be in progress at once. Beyond it the oldest one "
+               "of the address with the most is closed.",
+               &Config::max_handshakes, {1, 65536}));
   keys.push_back(DurationKey("handshake_timeout", "Longest duration of a TLS handshake.",
                              &Config::handshake_timeout, absl::Milliseconds(10),
                              absl::Minutes(10)));

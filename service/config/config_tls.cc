@@ -70,10 +70,11 @@ void AddTlsKeys(std::vector<ConfigKey>& keys) {
                          "pqcached://operator or pqcached://peer/NAME. Without token_file, "
                          "clients without a certificate are refused. Empty = no certificates.",
                          &Config::tls_client_ca));
-  keys.push_back(FileKey("token_file",
-                         "Tokens of clients on TLS connections: in each line a token of 16 bytes or "
-                         "more, and what its client is, as in tls_client_ca. Empty = none.",
-                         &Config::token_file));
+  keys.push_back(
+      FileKey("token_file",
+              "Tokens of clients on TLS connections: in each line a token of 16 bytes or "
+              "more, and what its client is, as in tls_client_ca. Empty = none.",
+              &Config::token_file));
 }
 
 absl::Status CheckTls(const Config& config) {

@@ -96,10 +96,9 @@ absl::StatusOr<Identity> CallGate::Identify(const Arrival& arrival) const {
   if (tokens_ == nullptr) return Unauthenticated(kTokenMetadata, "this sidecar has no token_file");
   ASSIGN_OR_RETURN(Identity identity, tokens_->Find(token));
   if (arrival.certificate == nullptr || *arrival.certificate == identity) return identity;
-  return PermissionDenied(kTokenMetadata,
-                          absl::StrCat("the token is of ", IdentityText(identity),
-                                       ", and the client's certificate of ",
-                                       IdentityText(*arrival.certificate)));
+  return PermissionDenied(kTokenMetadata, absl::StrCat("the token is of ", IdentityText(identity),
+                                                       ", and the client's certificate of ",
+                                                       IdentityText(*arrival.certificate)));
 }
 
 absl::Status CallGate::Authorize(const Arrival& arrival, Call& call) const {
@@ -117,7 +116,7 @@ absl::Status CallGate::Authorize(const Arrival& arrival, Call& call) const {
   ASSIGN_OR_RETURN(Session session, sessions_.Find(arrival.session_token));
   if (identity.has_value() && session.tenant != identity->name) {
     return PermissionDenied(kForeignSession, absl::StrCat("the session is not of the tenant of ",
-                                                        IdentityText(*identity)));
+                                                          IdentityText(*identity)));
   }
   call.token = std::string(arrival.session_token);
   call.session = std::move(session);

@@ -45,8 +45,8 @@ class SessionHandlers {
   void Detach(const OpenedSession& session);
 
  private:
-  // Refuses tenants of another identity. Without one refuses tenants that are bound to uids, because
-  // gRPC does not provide the peer's uid.
+  // Refuses a tenant that is not the identity's. Without an identity refuses tenants that are bound
+  // to uids, because gRPC does not provide the peer's uid.
   absl::Status CheckTenant(absl::string_view tenant, const std::optional<Identity>& identity) const;
   absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open,
                                         const std::optional<Identity>& identity);

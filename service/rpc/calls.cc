@@ -112,8 +112,8 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
                   .run = carry_out,
                   .deadline = begun->deadline,
                   .expire = [refuse] { refuse(WaitedTooLong()); }};
-  const absl::Status taken = begun->role == Role::kOperator ? RunOperator(std::move(task))
-                                                            : RunServing(std::move(task));
+  const absl::Status taken =
+      begun->role == Role::kOperator ? RunOperator(std::move(task)) : RunServing(std::move(task));
   if (!taken.ok()) refuse(taken);
   return reactor;
 }

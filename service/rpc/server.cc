@@ -162,16 +162,17 @@ class Server::Impl {
                         .door = Door::kTcp,
                         .messages = client_messages_});
     }
-    AddServer({.socket = {.tcp_address = config_.tcp_listen},
-               .tls = TlsGate::Options{.files = {.certificate = config_.tls_certificate,
-                                                 .key = config_.tls_key,
-                                                 .client_ca = config_.tls_client_ca,
-                                                 .certificate_required = config_.token_file.empty()},
-                                       .max_connections = most,
-                                       .max_handshakes = config_.max_handshakes,
-                                       .handshake_timeout = config_.handshake_timeout},
-               .door = Door::kTls,
-               .messages = client_messages_});
+    AddServer(
+        {.socket = {.tcp_address = config_.tcp_listen},
+         .tls = TlsGate::Options{.files = {.certificate = config_.tls_certificate,
+                                           .key = config_.tls_key,
+                                           .client_ca = config_.tls_client_ca,
+                                           .certificate_required = config_.token_file.empty()},
+                                 .max_connections = most,
+                                 .max_handshakes = config_.max_handshakes,
+                                 .handshake_timeout = config_.handshake_timeout},
+         .door = Door::kTls,
+         .messages = client_messages_});
   }
 
   void AddServer(const SocketServer::Options& options) {

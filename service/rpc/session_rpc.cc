@@ -131,7 +131,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     if (parts_.entrance.door == Door::kTls) {
       client_ = parts_.entrance.client_of(connection_);
       if (client_ == nullptr) return Cancelled("the connection has ended");
-      authorization_ = std::string(ArrivalOf(context, parts_.entrance, client_.get()).authorization);
+      authorization_ =
+          std::string(ArrivalOf(context, parts_.entrance, client_.get()).authorization);
     }
     ASSIGN_OR_RETURN(identity_, CheckCaller());
     return absl::OkStatus();

@@ -103,12 +103,14 @@ void SocketServer::Shutdown(kvstore::SteadyTime deadline) {
 }
 
 Entrance SocketServer::MakeEntrance() {
-  return {.door = options_.door, .describe_peer = [this](const std::string& peer) {
-            // gRPC's name of a connection that it has not accepted itself.
-            int descriptor = -1;
-            if (!absl::SimpleAtoi(absl::StripPrefix(peer, "fd:"), &descriptor)) return peer;
-            return socket_->DescribePeer(descriptor);
-          },
+  return {.door = options_.door,
+          .describe_peer =
+              [this](const std::string& peer) {
+                // gRPC's name of a connection that it has not accepted itself.
+                int descriptor = -1;
+                if (!absl::SimpleAtoi(absl::StripPrefix(peer, "fd:"), &descriptor)) return peer;
+                return socket_->DescribePeer(descriptor);
+              },
           .client_of = [this](const std::string& peer) { return tls_->ClientOf(peer); }};
 }
 

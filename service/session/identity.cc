@@ -28,8 +28,9 @@ absl::StatusOr<Identity> ParseIdentity(absl::string_view text) {
     }
   }
   return InvalidArgument(
-      "", "must be pqcached://tenant/NAME, pqcached://operator or pqcached://peer/NAME, where NAME "
-          "is 1..64 bytes of [a-z0-9_.-]");
+      "",
+      "must be pqcached://tenant/NAME, pqcached://operator or pqcached://peer/NAME, where NAME "
+      "is 1..64 bytes of [a-z0-9_.-]");
 }
 
 std::string IdentityText(const Identity& identity) {

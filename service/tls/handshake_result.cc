@@ -61,7 +61,7 @@ absl::StatusOr<std::optional<Identity>> IdentityOf(const SSL* ssl) {
     const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
     if (name->type != GEN_URI) continue;
     const ASN1_IA5STRING* uri = name->d.uniformResourceIdentifier;
-    const std::string text(ASN1_STRING_get0_data(uri), // NOLINT
+    const std::string text(ASN1_STRING_get0_data(uri),  // NOLINT
                            ASN1_STRING_get0_data(uri) + ASN1_STRING_length(uri));
     if (!HasIdentityScheme(text)) continue;
     if (identity.has_value()) {

@@ -80,10 +80,10 @@ absl::StatusOr<TlsContext::Pointer> TlsContext::Make(const TlsFiles& files) {
   if (SSL_CTX_load_verify_locations(context.get(), files.client_ca.c_str(), nullptr) != 1) {
     return Invalid("tls_client_ca", files.client_ca);
   }
-  SSL_CTX_set_verify(context.get(),
-                     SSL_VERIFY_PEER |
-                         (files.certificate_required ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
-                     nullptr);
+  SSL_CTX_set_verify(
+      context.get(),
+      SSL_VERIFY_PEER | (files.certificate_required ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0),
+      nullptr);
   return context;
 }
 

@@ -33,7 +33,7 @@ using Descriptor = asio::posix::stream_descriptor;
 
 constexpr unsigned char kHandshakeRecord = 22;  // the first byte of every TLS connection
 constexpr absl::Duration kFlushTime = absl::Milliseconds(200);
-constexpr size_t kNameBytes = 8;                // random bytes in the names of plain sockets
+constexpr size_t kNameBytes = 8;  // random bytes in the names of plain sockets
 constexpr absl::string_view kPeerPrefix = "unix-abstract:";  // gRPC's, of an abstract name
 
 // OpenSSL writes to sockets without MSG_NOSIGNAL.
@@ -130,7 +130,7 @@ class TlsGate::Impl {
     Descriptor socket;
     asio::steady_timer deadline;
     const asio::ip::tcp::endpoint peer;
-    SslPointer ssl;     // null until the client has sent its first byte
+    SslPointer ssl;      // null until the client has sent its first byte
     bool ended = false;  // it is complete, or was refused
   };
   using HandshakePointer = std::shared_ptr<Handshake>;
@@ -161,8 +161,8 @@ class TlsGate::Impl {
     const auto oldest = std::find_if(
         handshakes_.begin(), handshakes_.end(),
         [&](const HandshakePointer& each) { return each->peer.address() == most->first; });
-    Refuse(*oldest, {"too_many_handshakes", absl::StrCat("max_handshakes is ",
-                                                         options_.max_handshakes)});
+    Refuse(*oldest,
+           {"too_many_handshakes", absl::StrCat("max_handshakes is ", options_.max_handshakes)});
   }
 
   void Await(const HandshakePointer& handshake, Descriptor::wait_type what) {
@@ -233,8 +233,8 @@ class TlsGate::Impl {
     const std::string peer = absl::StrCat(kPeerPrefix, name);
     const auto client = std::make_shared<TlsClient>(TlsClient{handshake->address(), *identity});
     if (!Count(peer, client)) {
-      return Refuse(handshake, {"too_many_connections", absl::StrCat("at most ",
-                                                                     options_.max_connections)});
+      return Refuse(handshake,
+                    {"too_many_connections", absl::StrCat("at most ", options_.max_connections)});
     }
     int pair[2] = {-1, -1};
     if (!MakePair(name, pair)) {
@@ -291,9 +291,9 @@ class TlsGate::Impl {
   LimitedLog refusals_;
   std::function<void(int descriptor)> take_;
   mutable kvstore::Mutex mutex_;
-  kvstore::CondVar taken_;  // signalled when arriving_ becomes smaller
+  kvstore::CondVar taken_;                         // signalled when arriving_ becomes smaller
   uint32_t arriving_ ABSL_GUARDED_BY(mutex_) = 0;  // connections whose Begin is posted
-  kvstore::CondVar emptied_;  // signalled when clients_ becomes empty
+  kvstore::CondVar emptied_;                       // signalled when clients_ becomes empty
   std::map<std::string, std::shared_ptr<const TlsClient>, std::less<>> clients_
       ABSL_GUARDED_BY(mutex_);  // by the name of the peer in gRPC
   asio::io_context handshakes_io_{1};

@@ -27,8 +27,8 @@ namespace pqcached::service {
 
 // The client of a TLS connection.
 struct TlsClient {
-  std::string address;                         // "10.0.0.7:40312"
-  std::optional<Identity> identity = {};       // of its certificate, if it has shown one
+  std::string address;                    // "10.0.0.7:40312"
+  std::optional<Identity> identity = {};  // of its certificate, if it has shown one
 };
 
 class TlsGate {

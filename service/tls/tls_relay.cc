@@ -118,12 +118,11 @@ TlsRelay::Next TlsRelay::WritePlain() {
 void TlsRelay::Continue(Next next, Descriptor& descriptor, Pump pump) {
   if (ended_) return;
   if (next == Next::kEnd) return End();
-  const auto what =
-      next == Next::kAwaitReadable ? Descriptor::wait_read : Descriptor::wait_write;
-  descriptor.async_wait(
-      what, [self = shared_from_this(), pump](const boost::system::error_code& error) {
-        if (!error) ((*self).*pump)();
-      });
+  const auto what = next == Next::kAwaitReadable ? Descriptor::wait_read : Descriptor::wait_write;
+  descriptor.async_wait(what,
+                        [self = shared_from_this(), pump](const boost::system::error_code& error) {
+                          if (!error) ((*self).*pump)();
+                        });
 }
 
 void TlsRelay::End() {

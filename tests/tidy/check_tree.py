@@ -44,13 +44,14 @@ MAY_INCLUDE = {
     "service/supervise": ({"service/supervise", "service/base", "kvstore", "kernels"}, {"absl"}),
     "service/session": (
         {"service/session", "service/supervise", "service/config", "service/base", "kvstore", "kernels"}, {"absl", "boost"}),
+    "service/tls": ({"service/tls", "service/session", "service/base", "kvstore", "kernels"}, {"absl", "boost", "openssl"}),
     "service/wire": (
         {"service/wire", "service/session", "service/base", "proto/codec", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google"}),
     "service/handlers": (
         {"service/handlers", "service/wire", "service/session", "service/config", "service/base", "proto/codec", "kvstore",
          "kernels", "pqcached/v1"}, {"absl"}),
     "service/rpc": (
-        {"service/rpc", "service/handlers", "service/wire", "service/session", "service/supervise", "service/config",
+        {"service/rpc", "service/handlers", "service/wire", "service/tls", "service/session", "service/supervise", "service/config",
          "service/base", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google", "grpc", "grpcpp"}),
     "service": ({"service", "kvstore", "kernels"}, {"absl"}),
     "client/include": ({"pqcached"}, set()),

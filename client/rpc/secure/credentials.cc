@@ -22,10 +22,8 @@ std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const SecurityOptions& options) {
   grpc::experimental::TlsChannelCredentialsOptions tls;
-  tls.set_certificate_provider(
-      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-          OrEmpty(options.tls_key), OrEmpty(options.tls_certificate), options.tls_ca,
-          kRefreshSeconds));
+  tls.set_certificate_provider(std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+      OrEmpty(options.tls_key), OrEmpty(options.tls_certificate), options.tls_ca, kRefreshSeconds));
   tls.watch_root_certs();
   if (options.tls_certificate != nullptr) tls.watch_identity_key_cert_pairs();
   return grpc::experimental::TlsCredentials(tls);

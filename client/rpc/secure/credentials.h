@@ -19,7 +19,8 @@ class Credentials {
   // REQUIRES: options.tls_ca
   //
   // Errors: INVALID_ARGUMENT  a file that cannot be read; fields as in pqc_client_options
-  static grpc::Status Make(const SecurityOptions& options, std::shared_ptr<const Credentials>* made);
+  static grpc::Status Make(const SecurityOptions& options,
+                           std::shared_ptr<const Credentials>* made);
 
   const std::shared_ptr<grpc::ChannelCredentials>& channel() const { return channel_; }
   // Sets the name that the sidecar's certificate must have, where it is not the endpoint's host.

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -123,31 +124,52 @@ TEST(AbiTest, StructsOfALaterVersionAreReadWhenTheirNewFieldsAreZero) {
   EXPECT_TRUE(Has(pqc_last_error(), "options.endpoint: \"nonsense\""));
   options.tail[15] = 1;
   EXPECT_EQ(pqc_client_open(&options.known, &client), PQC_UNIMPLEMENTED);
-  EXPECT_TRUE(Has(pqc_last_error(), "options: bytes 96 to 112"));
+  EXPECT_TRUE(Has(pqc_last_error(), "options: bytes 136 to 152"));
 }
 
 TEST(AbiTest, StructsOfNoSizeOrTooSmallOnesAreRefused) {
   pqc_client* client = nullptr;
   pqc_client_options options = Options();
-  for (const size_t size : {size_t{0}, size_t{8}, sizeof(options) - 1, size_t{1} << 40}) {
+  for (const size_t size : {size_t{0}, size_t{8}, size_t{95}, size_t{1} << 40}) {
     options.struct_size = size;
     EXPECT_EQ(pqc_client_open(&options, &client), PQC_INVALID_ARGUMENT) << size;
     EXPECT_TRUE(Has(pqc_last_error(), "options.struct_size: " + std::to_string(size)));
   }
 }
 
-TEST(AbiTest, EndpointsBeyondThisHostAreRefused) {
+TEST(AbiTest, EndpointsBeyondThisHostNeedTls) {
   pqc_client* client = nullptr;
   pqc_client_options options = Options();
   for (const char* endpoint : {"example.org:5000", "10.0.0.1:5000", "0.0.0.0:80"}) {
     options.endpoint = endpoint;
-    EXPECT_EQ(pqc_client_open(&options, &client), PQC_UNIMPLEMENTED) << endpoint;
+    EXPECT_EQ(pqc_client_open(&options, &client), PQC_INVALID_ARGUMENT) << endpoint;
+    EXPECT_TRUE(Has(pqc_last_error(), "options.tls_ca")) << pqc_last_error();
   }
   for (const char* endpoint : {"", "unix:", "host", ":80", "host:"}) {
     options.endpoint = endpoint;
     EXPECT_EQ(pqc_client_open(&options, &client), PQC_INVALID_ARGUMENT) << endpoint;
     EXPECT_TRUE(Has(pqc_last_error(), "options.endpoint"));
   }
+}
+
+TEST(AbiTest, OptionsOfTlsBelongTogether) {
+  const auto refused_field = [](const std::function<void(pqc_client_options&)>& change) {
+    pqc_client* client = nullptr;
+    pqc_client_options options = Options();
+    options.endpoint = "10.0.0.1:5000";
+    options.tls_ca = "/no/such/ca.pem";
+    change(options);
+    EXPECT_EQ(pqc_client_open(&options, &client), PQC_INVALID_ARGUMENT);
+    return std::string(pqc_last_error_field());
+  };
+  EXPECT_EQ(refused_field([](auto& o) { o.endpoint = "unix:///tmp/s"; }), "options.tls_ca");
+  EXPECT_EQ(refused_field([](auto& o) { o.tls_key = "/key"; }), "options.tls_key");
+  EXPECT_EQ(refused_field([](auto& o) { o.tls_certificate = "/pem"; }), "options.tls_key");
+  EXPECT_EQ(refused_field([](auto& o) {
+              o.tls_ca = nullptr;
+              o.token_file = "/token";
+            }),
+            "options.token_file");
 }
 
 TEST(AbiTest, TenantsAndClientNamesHaveLimits) {

@@ -178,7 +178,7 @@ class RefusalsTest(DaemonTest):
 
     def test_clients(self):
         for endpoint, error, part in (("", pqcached.InvalidArgument, "endpoint"),
-                                      ("example.org:7", pqcached.Unimplemented, "endpoint"),
+                                      ("example.org:7", pqcached.InvalidArgument, "tls_ca"),
                                       (7, TypeError, "endpoint: int"),
                                       (self.daemon.endpoint + "-nobody", pqcached.Unavailable, "")):
             with self.subTest(endpoint=endpoint), self.fails(error, part):

@@ -293,10 +293,10 @@ TEST_F(ConfigTest, ServesTcpWithoutTlsOnTheLoopbackOnly) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("plain_tcp")) << value;
   }
   EXPECT_TRUE(Load("", {{"tcp_listen", ""}}).ok());
-  EXPECT_THAT(std::string(Load("", {{"tcp_listen", "10.0.0.1:7"}, {"plain_tcp", "true"}})
-                              .status()
-                              .message()),
-              HasSubstr("loopback"));
+  EXPECT_THAT(
+      std::string(
+          Load("", {{"tcp_listen", "10.0.0.1:7"}, {"plain_tcp", "true"}}).status().message()),
+      HasSubstr("loopback"));
   ExpectRefused("tcp_listen", "0.0.0.0:7070", "loopback");
   ExpectRefused("tcp_listen", "10.1.2.3:7070", "loopback");
   ExpectRefused("tcp_listen", "127.0.0.1.example.org:7070", "loopback");

@@ -51,8 +51,7 @@ class RawConnection {
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const void* generic = &address;
-    connected_ =
-        connect(descriptor_, static_cast<const sockaddr*>(generic), sizeof(address)) == 0;
+    connected_ = connect(descriptor_, static_cast<const sockaddr*>(generic), sizeof(address)) == 0;
   }
   RawConnection(RawConnection&& other) noexcept
       : descriptor_(std::exchange(other.descriptor_, -1)), connected_(other.connected_) {}

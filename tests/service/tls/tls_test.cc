@@ -28,10 +28,10 @@ TEST_F(TlsTest, AClientHasTheTenantOfItsCertificate) {
   TlsSession session = OpenTlsSession(channel);
   ASSERT_TRUE(session.is_open());
   v1::OpenCacheResponse cache;
-  EXPECT_TRUE(session.stub
-                  ->OpenCache(ContextOf(session.opened.session_token()).get(), CacheRequest("c"),
-                              &cache)
-                  .ok());
+  EXPECT_TRUE(
+      session.stub
+          ->OpenCache(ContextOf(session.opened.session_token()).get(), CacheRequest("c"), &cache)
+          .ok());
   v1::ListCachesResponse caches;
   const auto operator_stub = v1::Admin::NewStub(ChannelTo(endpoint() + ".admin"));
   ASSERT_TRUE(operator_stub->ListCaches(ContextOf("").get(), {}, &caches).ok());
@@ -294,9 +294,10 @@ TEST(IdentityTest, IsOneOfThreeForms) {
     ASSERT_TRUE(identity.ok()) << text;
     EXPECT_EQ(IdentityText(*identity), text);
   }
-  for (const char* text : {"", "operator", "pqcached://", "pqcached://operator/", "pqcached://tenant/",
-                           "pqcached://tenant", "pqcached://tenant/a/b", "pqcached://tenant/A",
-                           "PQCACHED://operator", "pqcached://root", "pqcached://peer/"}) {
+  for (const char* text :
+       {"", "operator", "pqcached://", "pqcached://operator/", "pqcached://tenant/",
+        "pqcached://tenant", "pqcached://tenant/a/b", "pqcached://tenant/A", "PQCACHED://operator",
+        "pqcached://root", "pqcached://peer/"}) {
     EXPECT_FALSE(ParseIdentity(text).ok()) << text;
   }
 }

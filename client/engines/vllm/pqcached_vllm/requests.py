@@ -1,0 +1,206 @@
+"""The requests of a worker, each with its sequence in the sidecar.
+
+A row is stored only when all before it are known to be right. A request of which this is not so, or
+of which a call has failed, is not stored any further: vLLM keeps all rows itself, and computes its
+attention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+import pqcached
+from pqcached import Sequence, TokenNames
+
+from .plan import Beginning, NewNames, Part
+from .settings import Settings
+from .sidecar import Sidecar
+
+LayerRows = Mapping[int, Tuple[object, object]]  # layer -> (keys, values), [tokens, kv_heads, dim]
+
+
+@dataclasses.dataclass
+class Counts:
+    """Since the worker began."""
+
+    loaded_tokens: int = 0  # of prefixes
+    passed_tokens: int = 0  # whose rows were passed to the sidecar
+    steps: int = 0  # passes whose attention the sidecar's rows gave
+    failed_calls: int = 0
+
+
+@dataclasses.dataclass
+class Stored:
+    """A request whose first `passed` tokens are in the sidecar, or on their way there."""
+
+    sequence: Sequence
+    passed: int
+    has_stepped: bool = False  # rows then come for all layers at once
+    names: Optional[TokenNames] = None  # that its next rows bring along
+
+
+class Requests:
+    """The requests that the sidecar has, and how they begin, grow and end."""
+
+    def __init__(self, sidecar: Sidecar, settings: Settings) -> None:
+        self._sidecar, self._settings = sidecar, settings
+        self.counts = Counts()
+        self._stored: Dict[str, Stored] = {}
+        self._late: Dict[str, Beginning] = {}  # of this pass: their first tokens are being stored by another request
+        self._generation = 0
+        self._distrusted_passes = 0
+
+    def begin_pass(self) -> None:
+        if self._generation != self._sidecar.generation or not self._sidecar.connect():
+            self._drop_all()  # sequences of an earlier connection
+            self._generation = self._sidecar.generation
+        self._late.clear()
+        if self._distrusted_passes > 0:
+            self._distrusted_passes -= 1
+            self._drop_all()
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether rows of this pass may have been computed from blocks that were not loaded."""
+        return self._distrusted_passes > 0
+
+    def distrust(self) -> None:
+        """Stores nothing of this pass and of the next one, which vLLM may have planned already."""
+        self._distrusted_passes = 2
+        self._late.clear()
+        self._drop_all()
+
+    def find(self, request_id: str) -> Optional[Stored]:
+        return self._stored.get(request_id)
+
+    def call(self, request_id: str, what: str, function: Callable[[], object]) -> bool:
+        """Makes a call about a request's sequence. After an error the request is not stored any further."""
+        try:
+            function()
+            return True
+        except pqcached.Error as error:
+            self.counts.failed_calls += 1
+            self._sidecar.failed(error, what)
+            self.drop(request_id)
+            return False
+
+    def drop(self, request_id: str) -> None:
+        """Ends a request's sequence. Its rows with names stay as a cached prefix."""
+        stored = self._stored.pop(request_id, None)
+        if stored is not None:
+            stored.sequence.close()
+
+    def _drop_all(self) -> None:
+        for request_id in list(self._stored):
+            self.drop(request_id)
+
+    # ---- Life of a request
+
+    def begin(self, beginning: Beginning) -> Optional[Stored]:
+        """Begins a request; returns None when its first tokens are not in the sidecar, or not yet."""
+        self.drop(beginning.request_id)
+        self._create(beginning)
+        stored = self.find(beginning.request_id)
+        if stored is None and beginning.loaded_tokens == 0 and beginning.local_tokens > 0 and beginning.token_ids is not None:
+            self._late[beginning.request_id] = beginning
+        return stored
+
+    def _create(self, beginning: Beginning) -> None:
+        if beginning.token_ids is None or self.is_distrusted or not self._sidecar.connect():
+            return
+        assert self._sidecar.cache is not None
+        live = self._settings.is_selecting and self._settings.index != "flat" and len(beginning.token_ids) >= self._settings.min_tokens
+        more: Dict[str, Any] = {"index": self._settings.key_index(), "sink_tokens": self._settings.sink_tokens} if live else {}
+        try:
+            sequence = self._sidecar.cache.create_sequence(
+                np.asarray(beginning.token_ids, np.uint32), extra_key=beginning.extra_key, at_least_tokens=beginning.first,
+                retain=True, live_index=live, **more)
+        except pqcached.NotFound:
+            return
+        except pqcached.Error as error:
+            self._sidecar.failed(error, "a request begins")
+            return
+        self._stored[beginning.request_id] = Stored(sequence, sequence.shared_tokens)
+
+    def is_late(self, request_id: str) -> bool:
+        return request_id in self._late
+
+    def begin_late(self) -> None:
+        """Begins the requests whose first tokens other requests have stored in this pass."""
+        if not self._late:
+            return
+        for request_id, stored in list(self._stored.items()):
+            self.call(request_id, "rows of a pass", stored.sequence.flush)
+        for beginning in self._late.values():
+            self._create(beginning)
+        self._late.clear()
+
+    def name(self, names: NewNames) -> None:
+        stored = self.find(names.request_id)
+        if stored is not None:
+            begin = stored.names.begin if stored.names else names.begin
+            earlier = stored.names.token_ids if stored.names else ()
+            stored.names = TokenNames(begin, [*earlier, *names.token_ids])
+
+    def end(self, request_id: str) -> None:
+        """Ends a request that has finished or was preempted."""
+        stored = self.find(request_id)
+        if stored is not None:
+            if stored.names is not None:
+                names = stored.names
+                self.call(request_id, "names of a reply", lambda: stored.sequence.name_tokens(names))
+            self.call(request_id, "the end of a request", stored.sequence.flush)
+        self.drop(request_id)
+
+    # ---- Rows
+
+    def ingest(self, part: Part, layer: int, keys: object, values: object) -> None:
+        """Stores rows of one layer of a long part; the part is complete after pass_on."""
+        stored = self.find(part.request_id)
+        if stored is not None:
+            skipped = stored.passed - part.first
+            rows = keys[skipped:], values[skipped:]  # type: ignore[index]
+            self.call(part.request_id, "rows of a prompt", lambda: stored.sequence.ingest(layer, stored.passed, *rows))
+
+    def enqueue(self, part: Part, rows: LayerRows) -> None:
+        """Passes on the rows of all layers of a part; they are stored in the background."""
+        stored = self.find(part.request_id)
+        if stored is None:
+            return
+        skipped = stored.passed - part.first
+        if skipped < part.count:
+            left = {layer: (keys[skipped:], values[skipped:]) for layer, (keys, values) in rows.items()}  # type: ignore[index]
+            names = stored.names
+            if not self.call(part.request_id, "rows of a pass",
+                             lambda: stored.sequence.enqueue_rows(stored.passed, left, names=names)):
+                return
+            stored.names = None
+        self.pass_on(part)
+
+    def pass_on(self, part: Part) -> None:
+        """Takes note that all rows of a part are stored, or on their way."""
+        stored = self.find(part.request_id)
+        if stored is not None:
+            self.counts.passed_tokens += max(0, part.end - stored.passed)
+            stored.passed = max(stored.passed, part.end)
+
+    def continues(self, part: Part) -> bool:
+        """Returns whether a part's rows continue those in the sidecar; otherwise ends its sequence."""
+        stored = self.find(part.request_id)
+        if stored is None:
+            return False
+        if stored.passed < part.first:
+            self.drop(part.request_id)
+            return False
+        return True
+
+    def close(self) -> None:
+        for request_id in list(self._stored):
+            self.end(request_id)
+
+
+def parts_of(requests: Requests, parts: List[Part]) -> List[Part]:
+    """Returns the parts whose rows can be stored."""
+    return [part for part in parts if requests.continues(part) or requests.is_late(part.request_id)]

@@ -1,0 +1,89 @@
+"""The connector's half in the scheduler: asks the sidecar for stored prefixes, and plans the passes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+import pqcached
+
+from .model import Model
+from .plan import Plan, Planner, Scheduled, tokens_to_load
+from .settings import Settings
+from .sidecar import Sidecar
+
+ANSWER_SECONDS = 1.0  # for which an answer about a waiting request holds: vLLM asks again in each pass
+
+
+def extra_key(request: Any) -> Optional[bytes]:
+    """Returns what else than tokens the rows depend on; None when they must not be stored."""
+    if request.prompt_token_ids is None or request.prompt_embeds is not None or request.mm_features:
+        return None
+    if request.lora_request is None and request.cache_salt is None:
+        return b""
+    lora = request.lora_request
+    parts = (request.cache_salt, lora and lora.lora_name, lora and lora.lora_path)
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
+class Scheduler:
+    """models: one for each rank of tensor parallelism. A prefix is stored when all ranks have it."""
+
+    def __init__(self, models: List[Model], settings: Settings) -> None:
+        self._block_tokens = models[0].block_tokens
+        self._sidecars = [Sidecar(settings, model.group, model.fingerprint, model.cache, 1) for model in models]
+        self._planner = Planner(self._block_tokens)
+        self._answers: Dict[str, Tuple[float, int, int]] = {}  # request -> (time, tokens, stored tokens)
+        for sidecar in self._sidecars:
+            sidecar.connect()
+
+    def matched(self, request: Any, local: int) -> int:
+        """Returns the tokens to load for a request behind `local` ones."""
+        key = extra_key(request)
+        if key is None or request.skip_reading_prefix_cache:
+            return 0
+        tokens = len(request.all_token_ids)
+        if tokens <= self._block_tokens:
+            return 0
+        when, asked, stored = self._answers.get(request.request_id, (0.0, 0, 0))
+        if asked != tokens or time.monotonic() - when > ANSWER_SECONDS:
+            ids = np.fromiter(request.all_token_ids, np.uint32, tokens)
+            stored = min(self._stored(sidecar, ids, key) for sidecar in self._sidecars)
+            self._answers[request.request_id] = time.monotonic(), tokens, stored
+        return tokens_to_load(stored, tokens, local, self._block_tokens)
+
+    @staticmethod
+    def _stored(sidecar: Sidecar, ids: Any, key: bytes) -> int:
+        if not sidecar.connect():
+            return 0
+        assert sidecar.cache is not None
+        try:
+            return sidecar.cache.match_prefix(ids, extra_key=key)
+        except pqcached.Error as error:
+            sidecar.failed(error, "a prefix is looked for")
+            return 0
+
+    def allocated(self, request: Any, loaded: int) -> None:
+        self._answers.pop(request.request_id, None)
+        self._planner.allocated(request.request_id, request.all_token_ids, extra_key(request), loaded)
+
+    def finished(self, request: Any) -> None:
+        self._answers.pop(request.request_id, None)
+        self._planner.finished(request.request_id)
+
+    def plan(self, output: Any, replaced: Dict[str, Any]) -> Plan:
+        """replaced: block tables that have changed as a whole."""
+        cached = output.scheduled_cached_reqs
+        begun = [Scheduled(one.req_id, one.block_ids[0], one.num_computed_tokens) for one in output.scheduled_new_reqs]
+        running = []
+        for request_id, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+            one = Scheduled(request_id, blocks[0] if blocks else (), computed)
+            (begun if request_id in cached.resumed_req_ids else running).append(one)
+        ended = {*output.finished_req_ids, *(output.preempted_req_ids or ())}
+        return self._planner.plan(begun, running, replaced, output.num_scheduled_tokens, ended)
+
+    def close(self) -> None:
+        for sidecar in self._sidecars:
+            sidecar.close()

@@ -3,9 +3,14 @@
 
 engine.py MODEL OPTIONS
 
-OPTIONS: JSON, arguments of vllm.LLM. Each line of stdin is a JSON list of requests, and is answered by one line "answer JSON".
-A request: {"ids": [...], "tokens": N, "at": PASS, "abort": M}: it comes before pass number PASS (0), and is aborted when it has M tokens. The
-answer has the new tokens of each request with the seconds to its first token and between its last ones, and the counts of our connector.
+OPTIONS: JSON, arguments of vllm.LLM. Each line of stdin is a JSON object, and is answered by one line "answer JSON":
+
+  requests  [{"ids": [...], "tokens": N, "at": PASS, "abort": M}]: each comes before pass number PASS (0) of those that follow, and is aborted
+            when it has M tokens
+  passes    passes of the model to make (null: until all requests have ended)
+
+The answer has the new tokens of all requests since the last ones had ended, with the seconds to their first token and between the others,
+and the counts of our connector.
 """
 
 import dataclasses
@@ -24,47 +29,75 @@ from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group  # noqa: E402
 
 
-def run(engine, requests):
-    """Runs requests to their end; returns what the answer has."""
-    waiting = {str(number): request for number, request in enumerate(requests)}
-    tokens, times = {name: [] for name in waiting}, {name: [] for name in waiting}
-    begun, number = set(), 0
-    while len(begun) < len(waiting) or engine.has_unfinished_requests():
-        for name, request in waiting.items():
-            if name not in begun and request.get("at", 0) <= number:
-                begun.add(name)
-                times[name].append(time.perf_counter())
-                engine.add_request(name, {"prompt_token_ids": request["ids"]}, SamplingParams(
-                    temperature=0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False))
-        if engine.has_unfinished_requests():
-            for output in engine.step():
-                name, found = output.request_id.split("-")[0], output.outputs[0].token_ids
-                times[name] += [time.perf_counter()] * (len(found) - len(tokens[name]))
-                tokens[name] = list(found)
-                if len(found) >= waiting[name].get("abort", 1 << 30):
-                    engine.abort_request([name])
-        number += 1
-    return {"counts": counts(), "requests": [{"tokens": tokens[name], "first": times[name][1] - times[name][0] if len(times[name]) > 1 else None,
-             "between": [b - a for a, b in zip(times[name][1:], times[name][2:])]} for name in waiting]}
+class Request:
+    """A request and its new tokens, with their times."""
+
+    def __init__(self, wanted):
+        self.wanted, self.tokens, self.times = wanted, [], []
+
+    def take(self, tokens):
+        self.times += [time.perf_counter()] * (len(tokens) - len(self.tokens))
+        self.tokens = list(tokens)
+
+    def answer(self):
+        return {"tokens": self.tokens, "first": self.times[1] - self.times[0] if len(self.times) > 1 else None,
+                "between": [after - before for before, after in zip(self.times[1:], self.times[2:])]}
+
+
+class Session:
+    """Requests that run together."""
+
+    def __init__(self, engine):
+        self._engine, self._made = engine, 0
+        self._requests, self._waiting = {}, {}
+
+    def _begin(self, name):
+        request = self._requests[name]
+        request.times.append(time.perf_counter())
+        self._engine.add_request(name, {"prompt_token_ids": request.wanted["ids"]}, SamplingParams(
+            temperature=0, max_tokens=request.wanted["tokens"], ignore_eos=True, detokenize=False))
+
+    def _step(self):
+        for output in self._engine.step():
+            name = output.request_id.split("-")[0]
+            self._requests[name].take(output.outputs[0].token_ids)
+            if len(self._requests[name].tokens) >= self._requests[name].wanted.get("abort", 1 << 30):
+                self._engine.abort_request([name])
+
+    def run(self, requests, passes):
+        """Returns what the answer has."""
+        if not self._engine.has_unfinished_requests():
+            self._requests.clear()
+        for wanted in requests:
+            self._made += 1
+            self._requests[str(self._made)] = Request(wanted)
+            self._waiting[str(self._made)] = wanted.get("at", 0)
+        number = 0
+        while (self._waiting or self._engine.has_unfinished_requests()) and (passes is None or number < passes):
+            for name in [name for name, at in self._waiting.items() if at <= number]:
+                del self._waiting[name]
+                self._begin(name)
+            if self._engine.has_unfinished_requests():
+                self._step()
+            number += 1
+        return {"requests": [each.answer() for each in self._requests.values()], "counts": counts()}
 
 
 def counts():
-    if not has_kv_transfer_group():
-        return {}
-    worker = getattr(get_kv_transfer_group(), "_worker", None)
+    worker = getattr(get_kv_transfer_group(), "_worker", None) if has_kv_transfer_group() else None
     return dataclasses.asdict(worker.counts) if worker else {}
 
 
 def main():
-    if sys.argv[1:2] in ([], ["--help"]):
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM prints to stdout
     options = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", **json.loads(sys.argv[2])}
-    engine = LLM(model=sys.argv[1], **options).llm_engine
+    session = Session(LLM(model=sys.argv[1], **options).llm_engine)
     print("ready", file=answers)
     for line in sys.stdin:
-        print("answer", json.dumps(run(engine, json.loads(line))), file=answers)
+        print("answer", json.dumps(session.run(**{"requests": [], "passes": None, **json.loads(line)})), file=answers)
 
 
 if __name__ == "__main__":

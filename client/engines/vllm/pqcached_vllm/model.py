@@ -77,6 +77,8 @@ def describe(config: Any, kv_cache_config: Any, settings: Settings, rank: int) -
     dim = int(spec.head_size)
     if dim % 8 != 0 or not 32 <= dim <= 256 or heads % spec.num_kv_heads != 0:
         raise Refused(f"{heads} query heads and {spec.num_kv_heads} of keys of {dim} dimensions; must be a multiple, and 32..256 in steps of 8")
+    if settings.is_selecting and settings.index == "pq" and (dim % settings.subspaces != 0 or settings.subspaces > dim // 2):
+        raise Refused(f"kv_connector_extra_config: subspaces: {settings.subspaces}, must divide {dim}, and be at most {dim // 2}")
     group = LayerGroup(list(range(len(names))), spec.num_kv_heads, heads, dim, dim, dtype)
     fingerprint = _fingerprint(config, settings, dtype)
     key = hashlib.sha256(f"{fingerprint} {group}".encode()).hexdigest()[:16]

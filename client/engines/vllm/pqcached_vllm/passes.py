@@ -3,39 +3,18 @@ stored, and otherwise vLLM's attention, whose new rows are stored."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pqcached
 import torch
 from pqcached import Selection, Step, StepItem
 
 from . import log
-from .plan import Part, Plan
+from .plan import Part, Plan, Row, rows_of
 from .requests import Requests
 from .sidecar import Sidecar
 
-COPIED_TOKENS = 1024  # rows of longer parts are stored layer by layer, rather than kept until the pass ends
-
-
-class Row(NamedTuple):
-    """A part, and its tokens in the batch."""
-
-    part: Part
-    begin: int
-    end: int
-
-
-def rows_of(plan: Plan, block_table: Any, seq_lens: Any, query_starts: Any) -> Optional[List[Row]]:
-    """Returns the rows of the batch in its order; None when they do not match the plan."""
-    by_block = {part.last_block: part for part in plan.parts}
-    rows = []
-    for i, length in enumerate(seq_lens):
-        part = by_block.pop(int(block_table[i][(int(length) - 1) // plan.block_tokens]), None)
-        begin, end = int(query_starts[i]), int(query_starts[i + 1])
-        if part is None or part.end != int(length) or part.count != end - begin:
-            return None
-        rows.append(Row(part, begin, end))
-    return rows if not by_block else None
+COPIED_TOKENS = 1024  # rows of longer prompts are stored layer by layer, rather than copied until the pass ends
 
 
 class Pass:
@@ -56,8 +35,9 @@ class Pass:
             self._begin(metadata)
         self._layers += 1
         if self._step is not None:
+            end = self._step.query_tokens  # vLLM may pad the batch
             try:
-                self._step.decode(layer, query, key, value, out=(output, None))
+                self._step.decode(layer, query[:end], key[:end], value[:end], out=(output[:end], None))
                 self._step.check()
                 return output
             except pqcached.Error as error:
@@ -67,7 +47,9 @@ class Pass:
         return result
 
     def _begin(self, metadata: Any) -> None:
-        rows = rows_of(self._plan, metadata.block_table.tolist(), metadata.seq_lens.tolist(), metadata.query_start_loc.tolist())
+        columns = (metadata.seq_lens.long() - 1) // self._plan.block_tokens
+        last_blocks = metadata.block_table.gather(1, columns.unsqueeze(1)).squeeze(1)
+        rows = rows_of(self._plan, last_blocks.tolist(), metadata.seq_lens.tolist(), metadata.query_start_loc.tolist())
         if rows is None:
             log.warn("vLLM's batch does not match its plan; this pass is not stored")
             for part in self._plan.parts:
@@ -75,12 +57,15 @@ class Pass:
             rows = []
         is_decode = bool(rows) and self._selection is not None
         for row in rows:
-            continues = self._requests.continues(row.part)
-            stored = self._requests.find(row.part.request_id)
-            is_decode = is_decode and continues and row.part.count == 1 and row.part.first > 0 and stored is not None and stored.passed == row.part.first
-        self._rows = [row for row in rows if self._requests.find(row.part.request_id) or self._requests.is_late(row.part.request_id)]
+            is_decode = self._requests.continues(row.part) and is_decode and self._is_decoded(row.part)
+        self._rows = [row for row in rows if self._requests.is_followed(row.part.request_id)]
         if is_decode:
             self._begin_step()
+
+    def _is_decoded(self, part: Part) -> bool:
+        """Whether a part is one token behind those in the sidecar."""
+        stored = self._requests.find(part.request_id)
+        return stored is not None and part.count == 1 and stored.passed == part.first > 0
 
     def _begin_step(self) -> None:
         assert self._rows is not None and self._sidecar.client is not None
@@ -113,10 +98,8 @@ class Pass:
             stored = self._requests.find(part.request_id)
             if part.count > COPIED_TOKENS and stored is not None and not stored.has_stepped:
                 self._requests.ingest(part, layer, key[begin:end], value[begin:end])
-            elif part.count <= COPIED_TOKENS:
-                self._copies.setdefault(part.request_id, {})[layer] = key[begin:end].clone(), value[begin:end].clone()
             else:
-                self._requests.drop(part.request_id)
+                self._copies.setdefault(part.request_id, {})[layer] = key[begin:end].clone(), value[begin:end].clone()
 
     def end(self) -> None:
         """Ends the pass after its last layer, or after an error of vLLM's in between."""
@@ -141,7 +124,7 @@ class Pass:
         self._requests.begin_late()
         for part in late:
             if self._requests.continues(part):
-                self._requests.enqueue(part, self._copies.get(part.request_id, {}))
+                self._requests.enqueue(part, self._copies[part.request_id])
 
     def _end_step(self) -> None:
         assert self._step is not None and self._rows is not None

@@ -119,6 +119,30 @@ def blocks_of(blocks: Sequence[int], begin: int, end: int, block_tokens: int) ->
     return list(blocks[begin // block_tokens:-(-end // block_tokens)])
 
 
+class Row(NamedTuple):
+    """A part, and its tokens in the batch."""
+
+    part: Part
+    begin: int
+    end: int
+
+
+def rows_of(plan: Plan, last_blocks: Sequence[int], lengths: Sequence[int], starts: Sequence[int]) -> Optional[List[Row]]:
+    """Returns the rows of the batch in its order; None when they do not match the plan.
+
+    last_blocks, lengths: of each request, its block that is being written and its tokens. starts:
+    the place of each one's first new token in the batch, and the number of all new tokens.
+    """
+    by_block = {part.last_block: part for part in plan.parts}
+    rows = []
+    for block, length, begin, end in zip(last_blocks, lengths, starts, starts[1:]):
+        part = by_block.pop(block, None)
+        if part is None or part.end != length or part.count != end - begin:
+            return None
+        rows.append(Row(part, begin, end))
+    return rows if not by_block else None
+
+
 class Planner:
     """Follows the scheduler's requests, and makes the plan of each pass."""
 

@@ -8,7 +8,8 @@ attention.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+import functools
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import pqcached
@@ -18,7 +19,7 @@ from .plan import Beginning, NewNames, Part
 from .settings import Settings
 from .sidecar import Sidecar
 
-LayerRows = Mapping[int, Tuple[object, object]]  # layer -> (keys, values), [tokens, kv_heads, dim]
+LayerRows = Mapping[int, Tuple[Any, Any]]  # layer -> (keys, values), [tokens, kv_heads, dim]
 
 
 @dataclasses.dataclass
@@ -53,9 +54,10 @@ class Requests:
         self._distrusted_passes = 0
 
     def begin_pass(self) -> None:
-        if self._generation != self._sidecar.generation or not self._sidecar.connect():
+        self._sidecar.connect()
+        if self._generation != self._sidecar.generation or self._sidecar.cache is None:
             self._drop_all()  # sequences of an earlier connection
-            self._generation = self._sidecar.generation
+        self._generation = self._sidecar.generation
         self._late.clear()
         if self._distrusted_passes > 0:
             self._distrusted_passes -= 1
@@ -127,6 +129,10 @@ class Requests:
     def is_late(self, request_id: str) -> bool:
         return request_id in self._late
 
+    def is_followed(self, request_id: str) -> bool:
+        """Whether the rows of a request are stored in this pass, or may be at its end."""
+        return request_id in self._stored or request_id in self._late
+
     def begin_late(self) -> None:
         """Begins the requests whose first tokens other requests have stored in this pass."""
         if not self._late:
@@ -139,30 +145,31 @@ class Requests:
 
     def name(self, names: NewNames) -> None:
         stored = self.find(names.request_id)
-        if stored is not None:
-            begin = stored.names.begin if stored.names else names.begin
-            earlier = stored.names.token_ids if stored.names else ()
-            stored.names = TokenNames(begin, [*earlier, *names.token_ids])
+        if stored is None:
+            return
+        if stored.names is None:
+            stored.names = TokenNames(names.begin, list(names.token_ids))
+        else:
+            stored.names = TokenNames(stored.names.begin, [*list(stored.names.token_ids or ()), *names.token_ids])
 
     def end(self, request_id: str) -> None:
         """Ends a request that has finished or was preempted."""
         stored = self.find(request_id)
         if stored is not None:
-            if stored.names is not None:
-                names = stored.names
-                self.call(request_id, "names of a reply", lambda: stored.sequence.name_tokens(names))
-            self.call(request_id, "the end of a request", stored.sequence.flush)
+            sequence, names = stored.sequence, stored.names
+            if names is not None:
+                self.call(request_id, "names of a reply", functools.partial(sequence.name_tokens, names))
+            self.call(request_id, "the end of a request", sequence.flush)
         self.drop(request_id)
 
     # ---- Rows
 
-    def ingest(self, part: Part, layer: int, keys: object, values: object) -> None:
+    def ingest(self, part: Part, layer: int, keys: Any, values: Any) -> None:
         """Stores rows of one layer of a long part; the part is complete after pass_on."""
         stored = self.find(part.request_id)
-        if stored is not None:
-            skipped = stored.passed - part.first
-            rows = keys[skipped:], values[skipped:]  # type: ignore[index]
-            self.call(part.request_id, "rows of a prompt", lambda: stored.sequence.ingest(layer, stored.passed, *rows))
+        skipped = stored.passed - part.first if stored is not None else part.count
+        if stored is not None and skipped < part.count:
+            self.call(part.request_id, "rows of a prompt", functools.partial(stored.sequence.ingest, layer, stored.passed, keys[skipped:], values[skipped:]))
 
     def enqueue(self, part: Part, rows: LayerRows) -> None:
         """Passes on the rows of all layers of a part; they are stored in the background."""
@@ -171,10 +178,9 @@ class Requests:
             return
         skipped = stored.passed - part.first
         if skipped < part.count:
-            left = {layer: (keys[skipped:], values[skipped:]) for layer, (keys, values) in rows.items()}  # type: ignore[index]
-            names = stored.names
-            if not self.call(part.request_id, "rows of a pass",
-                             lambda: stored.sequence.enqueue_rows(stored.passed, left, names=names)):
+            left = {layer: (keys[skipped:], values[skipped:]) for layer, (keys, values) in rows.items()}
+            call = functools.partial(stored.sequence.enqueue_rows, stored.passed, left, names=stored.names)
+            if not self.call(part.request_id, "rows of a pass", call):
                 return
             stored.names = None
         self.pass_on(part)
@@ -199,8 +205,3 @@ class Requests:
     def close(self) -> None:
         for request_id in list(self._stored):
             self.end(request_id)
-
-
-def parts_of(requests: Requests, parts: List[Part]) -> List[Part]:
-    """Returns the parts whose rows can be stored."""
-    return [part for part in parts if requests.continues(part) or requests.is_late(part.request_id)]

@@ -60,7 +60,7 @@ class Scheduler:
             return 0
         assert sidecar.cache is not None
         try:
-            return sidecar.cache.match_prefix(ids, extra_key=key)
+            return int(sidecar.cache.match_prefix(ids, extra_key=key))
         except pqcached.Error as error:
             sidecar.failed(error, "a prefix is looked for")
             return 0
@@ -77,7 +77,7 @@ class Scheduler:
         """replaced: block tables that have changed as a whole."""
         cached = output.scheduled_cached_reqs
         begun = [Scheduled(one.req_id, one.block_ids[0], one.num_computed_tokens) for one in output.scheduled_new_reqs]
-        running = []
+        running: List[Scheduled] = []
         for request_id, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
             one = Scheduled(request_id, blocks[0] if blocks else (), computed)
             (begun if request_id in cached.resumed_req_ids else running).append(one)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Mapping, Optional
 
-import pqcached
 from pqcached import Index, Selection
 
 DECODE_MODES = ("exact", "select", "vllm")
@@ -34,7 +33,7 @@ class Settings:
     rerank_factor: float = 2.0
     min_tokens: int = 4096  # of a prompt that gets an index; shorter ones are decoded exactly
     timeout_ms: int = 1000  # of each call; after it vLLM goes on without the sidecar for retry_ms
-    retry_ms: int = 2000
+    retry_ms: int = 10000
     threads: int = 0  # of attention in a worker; 0: torch's number
 
     @property
@@ -48,18 +47,14 @@ class Settings:
         return Index.pq(self.subspaces, self.bits)
 
     def selection(self) -> Selection:
-        """Raises Refused for values that the client refuses."""
-        try:
-            if not self.is_selecting:
-                return Selection(ratio=1.0, sink_tokens=0, window_tokens=max(1, self.window_tokens), index=Index.flat())
-            return Selection(ratio=self.ratio, sink_tokens=self.sink_tokens, window_tokens=self.window_tokens,
-                             index=self.key_index(), rerank_factor=0.0 if self.index == "flat" else self.rerank_factor)
-        except (pqcached.Error, TypeError) as error:
-            raise Refused(f"kv_connector_extra_config: {error}") from None
+        if not self.is_selecting:
+            return Selection(ratio=1.0, window_tokens=self.window_tokens, index=Index.flat())
+        return Selection(ratio=self.ratio, sink_tokens=self.sink_tokens, window_tokens=self.window_tokens,
+                         index=self.key_index(), rerank_factor=0.0 if self.index == "flat" else self.rerank_factor)
 
 
 # Key: lowest and highest value.
-_LIMITS = {"ratio": (0.0, 1.0), "window_tokens": (1, 1 << 20), "sink_tokens": (0, 1 << 20), "min_tokens": (1, 1 << 30), "timeout_ms": (1, 600000),
+_LIMITS = {"ratio": (0.001, 1.0), "window_tokens": (1, 1 << 20), "sink_tokens": (0, 1 << 20), "min_tokens": (1, 1 << 30), "timeout_ms": (1, 600000),
            "retry_ms": (1, 600000), "threads": (0, 1024), "capacity_bytes": (0, 1 << 62), "subspaces": (1, 128), "bits": (1, 8),
            "rerank_factor": (0.0, 8.0)}
 _WORDS = {"decode": DECODE_MODES, "index": ("pq", "flat")}
@@ -73,7 +68,8 @@ def _value(name: str, default: Any, given: Any) -> Any:
     if not isinstance(given, kind) or isinstance(given, bool):
         raise Refused(f"kv_connector_extra_config: {name}: {given!r}, must be of type {kind.__name__}")
     if name in _LIMITS and not _LIMITS[name][0] <= given <= _LIMITS[name][1]:
-        raise Refused(f"kv_connector_extra_config: {name}: {given}, must be in {_LIMITS[name][0]}..{_LIMITS[name][1]}")
+        lowest, highest = _LIMITS[name]
+        raise Refused(f"kv_connector_extra_config: {name}: {given}, must be in {lowest}..{highest}")
     if name in _WORDS and given not in _WORDS[name]:
         raise Refused(f"kv_connector_extra_config: {name}: {given!r}, must be one of {', '.join(_WORDS[name])}")
     return given
@@ -86,6 +82,4 @@ def read(extra: Optional[Mapping[str, Any]]) -> Settings:
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise Refused(f"kv_connector_extra_config: {unknown[0]}: there is no such key; known are {', '.join(sorted(defaults))}")
-    settings = Settings(**{name: _value(name, defaults[name], value) for name, value in given.items()})
-    settings.selection()
-    return settings
+    return Settings(**{name: _value(name, defaults[name], value) for name, value in given.items()})

@@ -4,7 +4,7 @@ longer than the configured time."""
 from __future__ import annotations
 
 import time
-from typing import Optional, Sequence, Type
+from typing import Optional, Tuple, Type
 
 import pqcached
 from pqcached import Cache, Client, LayerGroup
@@ -13,7 +13,7 @@ from . import log
 from .settings import Settings
 
 # Errors after which the sidecar is left alone for a while.
-LOST: Sequence[Type[pqcached.Error]] = (pqcached.Unavailable, pqcached.DeadlineExceeded, pqcached.Internal, pqcached.Unauthenticated)
+LOST: Tuple[Type[pqcached.Error], ...] = (pqcached.Unavailable, pqcached.DeadlineExceeded, pqcached.Internal, pqcached.Unauthenticated)
 
 
 class Sidecar:
@@ -56,7 +56,9 @@ class Sidecar:
 
     def failed(self, error: pqcached.Error, what: str) -> None:
         """Takes note of a call that has failed."""
-        if isinstance(error, tuple(LOST)) and self.cache is not None:
+        if self.cache is None:  # it is lost already
+            return
+        if isinstance(error, LOST):
             self.lose(f"the sidecar does not answer ({what}); vLLM goes on without it: {error}")
         else:
             log.warn(f"{what}: {error}")

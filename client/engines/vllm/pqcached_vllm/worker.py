@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, Mapping, Optional, Set
 
 import torch
@@ -80,17 +81,17 @@ class Worker:
         """Loads the prefixes of requests that begin; to be called before the model's first layer."""
         for beginning in self._to_load.values():
             stored = self._requests.find(beginning.request_id)
-            if stored is None or not self._requests.call(beginning.request_id, "a prefix is loaded",
-                                                         lambda b=beginning, s=stored: self._load(b, s)):  # type: ignore[misc]
+            load = functools.partial(self._load, beginning, stored)
+            if stored is None or not self._requests.call(beginning.request_id, "a prefix is loaded", load):
                 self._unloaded.update(blocks_of(beginning.blocks, beginning.local_tokens, beginning.first, self._block_tokens))
         self._to_load = {}
         if self._unloaded:
             self._requests.distrust()
 
-    def _load(self, beginning: Beginning, stored: Stored) -> None:
+    def _load(self, beginning: Beginning, stored: Optional[Stored]) -> None:
+        assert stored is not None
         group = self._model.group
         places = torch.tensor(slots(beginning.blocks, beginning.local_tokens, beginning.first, self._block_tokens), dtype=torch.int64)
-        layer = self._layers[self._model.layer_names[0]]
         dtype = self._caches[self._model.layer_names[0]].dtype
         size = min(LOADED_TOKENS, beginning.loaded_tokens)
         keys, values = (torch.empty(size, group.kv_heads, group.key_dim, dtype=dtype) for _ in range(2))
@@ -101,7 +102,6 @@ class Worker:
                 first = beginning.local_tokens + begin
                 stored.sequence.load((first, first + count), {number: (keys[:count], values[:count])})
                 layer.impl.do_kv_cache_update(layer, keys[:count], values[:count], self._caches[name], places[begin:begin + count])
-
         self.counts.loaded_tokens += beginning.loaded_tokens
 
     def attend(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor, metadata: Any, stock: Any) -> Any:

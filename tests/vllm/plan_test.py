@@ -1,0 +1,193 @@
+"""What the plug-in for vLLM decides without vLLM: plans of passes, settings, versions. Usage: plan_test.py BUILD"""
+
+import ast
+import json
+import pathlib
+import types
+import unittest
+
+import engines  # first
+from engines import INSTALLED, environment, skip_unless
+
+import sys
+
+sys.path.insert(0, str(engines.PACKAGE))
+
+from pqcached_vllm import plan, settings, versions  # noqa: E402
+from pqcached_vllm.plan import Part, Plan, Planner, Scheduled  # noqa: E402
+from pqcached_vllm.scheduler import extra_key  # noqa: E402
+
+RECORDED = json.loads(pathlib.Path(__file__).with_name("signatures.json").read_text())
+needs_vllm = skip_unless("vllm", INSTALLED, "vLLM is not installed: tests/vllm/environment.py")
+
+
+class Tokens(unittest.TestCase):
+    def test_whole_blocks_are_loaded_and_the_last_token_is_computed(self):
+        for stored, prompt, local, block, expected in (
+                (0, 500, 0, 128, 0), (384, 500, 0, 128, 384), (384, 500, 128, 128, 256), (384, 500, 384, 128, 0), (384, 384, 0, 128, 256),
+                (384, 385, 0, 128, 384), (128, 500, 256, 128, 0), (128, 129, 0, 128, 128), (128, 128, 0, 128, 0), (384, 500, 0, 256, 256),
+                (128, 128, 0, 32, 96), (384, 500, 0, 16, 384)):
+            with self.subTest(stored=stored, prompt=prompt, local=local, block=block):
+                self.assertEqual(plan.tokens_to_load(stored, prompt, local, block), expected)
+
+    def test_each_token_has_its_slot_and_each_block_is_listed(self):
+        blocks = [7, 3, 9]
+        self.assertEqual(plan.slots(blocks, 126, 130, 128), [7 * 128 + 126, 7 * 128 + 127, 3 * 128, 3 * 128 + 1])
+        self.assertEqual(plan.blocks_of(blocks, 0, 256, 128), [7, 3])
+        self.assertEqual(plan.blocks_of(blocks, 128, 257, 128), [3, 9])
+        self.assertEqual(plan.blocks_of(blocks, 128, 128, 128), [])
+
+
+class Plans(unittest.TestCase):
+    def setUp(self):
+        self.planner, self.tokens = Planner(4), list(range(10))
+        self.planner.allocated("a", self.tokens, b"key", 4)
+
+    def begin(self, computed=4, count=6):
+        return self.planner.plan([Scheduled("a", [5, 6, 7], computed)], [], {}, {"a": count}, [])
+
+    def test_a_request_begins_with_its_tokens_and_what_is_to_be_loaded(self):
+        made = self.begin()
+        (beginning,) = made.beginnings
+        self.assertEqual((beginning.token_ids, beginning.extra_key), (tuple(range(10)), b"key"))
+        self.assertEqual((beginning.local_tokens, beginning.loaded_tokens, beginning.first), (0, 4, 4))
+        self.assertEqual(made.parts, (Part("a", 4, 6, 7),))
+
+    def test_further_blocks_are_appended_or_replace_the_table(self):
+        self.begin()
+        made = self.planner.plan([], [Scheduled("a", [], 10)], {}, {"a": 1}, [])
+        self.assertEqual(made.parts, (Part("a", 10, 1, 7),))
+        made = self.planner.plan([], [Scheduled("a", [2], 12)], {}, {"a": 1}, [])
+        self.assertEqual(made.parts, (Part("a", 12, 1, 2),))
+        made = self.planner.plan([], [Scheduled("a", [], 13)], {"a": [1, 2, 3, 4]}, {"a": 1}, [])
+        self.assertEqual(made.parts, (Part("a", 13, 1, 4),))
+
+    def test_a_request_that_comes_back_begins_anew(self):
+        self.begin()
+        self.planner.allocated("a", self.tokens + [10, 11], b"key", 8)
+        made = self.planner.plan([Scheduled("a", [1, 2, 3], 8)], [], {}, {"a": 4}, ["a"])
+        self.assertEqual((made.ended, made.beginnings[0].loaded_tokens, made.parts), (("a",), 8, (Part("a", 8, 4, 3),)))
+
+    def test_replies_get_names_when_a_shared_group_is_complete(self):
+        self.begin()
+        self.tokens += range(10, 127)
+        self.assertEqual(self.planner.plan([], [Scheduled("a", range(40), 10)], {}, {"a": 1}, []).names, ())
+        self.tokens += [127, 128]
+        (names,) = self.planner.plan([], [Scheduled("a", [], 127)], {}, {"a": 1}, []).names
+        self.assertEqual((names.begin, names.token_ids), (10, tuple(range(10, 129))))
+        self.tokens += range(129, 256)
+        self.planner.finished("a")
+        (names,) = self.planner.plan([], [], {}, {}, ["a"]).names
+        self.assertEqual((names.begin, names.token_ids), (129, tuple(range(129, 256))))
+
+    def test_a_request_that_must_not_be_stored_has_no_tokens_and_no_names(self):
+        self.planner.allocated("b", list(range(300)), None, 0)
+        made = self.planner.plan([Scheduled("b", range(90), 0)], [], {}, {"b": 300}, [])
+        self.assertIsNone(made.beginnings[0].token_ids)
+        self.planner.finished("b")
+        self.assertEqual(self.planner.plan([], [], {}, {}, ["b"]).names, ())
+
+    def test_the_rows_of_a_batch_are_found_by_the_block_that_is_written(self):
+        parts = (Part("a", 4, 6, 7), Part("b", 3, 1, 9))
+        rows = plan.rows_of(Plan(4, parts=parts), [9, 7], [4, 10], [0, 1, 7])
+        self.assertEqual([(row.part.request_id, row.begin, row.end) for row in rows], [("b", 0, 1), ("a", 1, 7)])
+
+    def test_a_batch_that_does_not_match_the_plan_has_no_rows(self):
+        parts = (Part("a", 4, 6, 7), Part("b", 3, 1, 9))
+        for last_blocks, lengths, starts in (([9, 8], [4, 10], [0, 1, 7]), ([9, 7], [4, 11], [0, 1, 7]), ([9, 7], [4, 10], [0, 1, 6]),
+                                             ([9], [4], [0, 1]), ([9, 7, 7], [4, 10, 10], [0, 1, 7, 13])):
+            with self.subTest(last_blocks=last_blocks, lengths=lengths):
+                self.assertIsNone(plan.rows_of(Plan(4, parts=parts), last_blocks, lengths, starts))
+
+
+class Keys(unittest.TestCase):
+    @staticmethod
+    def request(**changes):
+        return types.SimpleNamespace(**{"prompt_token_ids": [1], "prompt_embeds": None, "mm_features": [], "lora_request": None,
+                                        "cache_salt": None, **changes})
+
+    def test_rows_that_depend_on_more_than_tokens_are_kept_apart(self):
+        lora = types.SimpleNamespace(lora_name="a", lora_path="b")
+        keys = [extra_key(self.request(**changes)) for changes in ({}, {"cache_salt": "s"}, {"cache_salt": "t"}, {"lora_request": lora},
+                                                                   {"lora_request": lora, "cache_salt": "s"})]
+        self.assertEqual(keys[0], b"")
+        self.assertEqual(len(set(keys)), len(keys))
+
+    def test_prompts_that_are_not_tokens_alone_are_not_stored(self):
+        for changes in ({"prompt_token_ids": None}, {"prompt_embeds": "tensor"}, {"mm_features": ["image"]}):
+            self.assertIsNone(extra_key(self.request(**changes)))
+
+
+class Settings(unittest.TestCase):
+    def test_defaults_are_exact(self):
+        made = settings.read(None)
+        self.assertEqual((made.decode, made.selection().ratio), ("exact", 1.0))
+
+    def test_a_wrong_setting_is_refused_by_its_name(self):
+        for extra, text in (({"rate": 1}, "rate: there is no such key"), ({"ratio": 1.5}, r"ratio: 1.5, must be in 0.001..1.0"),
+                            ({"ratio": "x"}, "ratio: 'x', must be of type float"), ({"decode": "some"}, "decode: 'some', must be one of exact"),
+                            ({"timeout_ms": 0}, "timeout_ms: 0, must be in 1"), ({"window_tokens": True}, "window_tokens: True"),
+                            ({"window_tokens": 0}, "window_tokens: 0, must be in 1"), ({"ratio": 0.0}, "ratio: 0.0, must be in")):
+            with self.subTest(extra=extra), self.assertRaisesRegex(settings.Refused, text):
+                settings.read(extra)
+
+
+def signatures_of(site):
+    """The hooks and fields that versions.py names, read from the sources of an installed vLLM."""
+    found = {}
+    for path in (*versions.HOOKS, *versions.FIELDS):
+        module, _, names = path.partition(":")
+        node = ast.parse(pathlib.Path(site, *module.split(".")).with_suffix(".py").read_text())
+        for name in names.split("."):
+            node = next(each for each in node.body if getattr(each, "name", None) == name)
+        if isinstance(node, ast.ClassDef):
+            found[path] = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
+        else:
+            arguments = node.args
+            found[path] = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg) if each]
+    return found
+
+
+class Versions(unittest.TestCase):
+    def test_each_known_version_has_the_hooks(self):
+        self.assertEqual({version.numbers for version in versions.VERSIONS}, {tuple(map(int, text.split(".")[:2])) for text in RECORDED})
+        for text, recorded in RECORDED.items():
+            for hook, expected in versions.HOOKS.items():
+                with self.subTest(version=text, hook=hook):
+                    self.assertEqual(recorded[hook], expected.split())
+            for name, expected in versions.FIELDS.items():
+                with self.subTest(version=text, type=name):
+                    self.assertLessEqual(set(expected.split()), set(recorded[name]))
+
+    def test_the_versions_differ_where_the_adapters_do(self):
+        output = "vllm.v1.core.sched.output:SchedulerOutput"
+        replaces = {text: "block_table_updates" in recorded[output] for text, recorded in RECORDED.items()}
+        self.assertEqual(replaces, {"0.32.0": False, "0.31.0": True})
+        changed = types.SimpleNamespace(block_table_updates={"a": ([1, 2],)})
+        self.assertEqual(versions.find("0.31.0").replaced_blocks(changed), {"a": [1, 2]})
+        self.assertEqual(versions.find("0.31.0").replaced_blocks(types.SimpleNamespace(block_table_updates=None)), {})
+        self.assertEqual(versions.find("0.32.1").replaced_blocks(object()), {})
+
+    def test_an_unknown_version_is_refused_in_one_line(self):
+        for text in ("0.33.0", "0.30.0", "1.0", "0.32dev"):
+            with self.subTest(version=text), self.assertRaisesRegex(settings.Refused, f"^vLLM {text}: only 0.32, 0.31 are known$"):
+                versions.find(text)
+
+    def test_a_changed_hook_is_refused_by_name(self):
+        with self.assertRaisesRegex(settings.Refused, "json:dumps has the parameters"):
+            versions.check_hooks({"json:dumps": "obj"}, {})
+        with self.assertRaisesRegex(settings.Refused, "json:gone any more"):
+            versions.check_hooks({"json:gone": "obj"}, {})
+        with self.assertRaisesRegex(settings.Refused, "Plan has no gone any more"):
+            versions.check_hooks({}, {"pqcached_vllm.plan:Plan": "parts gone"})
+        versions.check_hooks({"pqcached_vllm.plan:slots": "blocks begin end block_tokens"}, {"pqcached_vllm.plan:Plan": "parts"})
+
+    @needs_vllm
+    def test_the_installed_versions_are_as_recorded(self):
+        for version in INSTALLED:
+            (site,) = (environment.folder(version) / "lib").glob("python*/site-packages")
+            self.assertEqual(signatures_of(site), RECORDED[version], version)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,160 @@
+"""The requests of a worker of vLLM and their sequences in a real sidecar, without vLLM. Usage: requests_test.py BUILD"""
+
+import sys
+import unittest
+
+import engines  # first
+import numpy as np
+from daemon import running
+
+import pqcached
+from pqcached import DType, LayerGroup
+
+sys.path.insert(0, str(engines.PACKAGE))
+
+from pqcached_vllm.plan import Beginning, NewNames, Part  # noqa: E402
+from pqcached_vllm.requests import Requests  # noqa: E402
+from pqcached_vllm.settings import Settings  # noqa: E402
+from pqcached_vllm.sidecar import Sidecar  # noqa: E402
+
+LAYERS = 2
+GROUP = LayerGroup(list(range(LAYERS)), 2, 4, 32, 32, DType.F32)
+
+
+def rows(first, count, seed=0):
+    """Rows that depend on their position."""
+    made = {}
+    for layer in range(LAYERS):
+        random = np.random.default_rng([seed, layer])
+        whole = random.standard_normal((2, 1000, 2, 32), dtype=np.float32)
+        made[layer] = whole[0, first:first + count], whole[1, first:first + count]
+    return made
+
+
+def beginning(name, tokens, local=0, loaded=0, key=b""):
+    return Beginning(name, tuple(tokens), key, local, loaded, tuple(range(10)))
+
+
+class RequestsTest(unittest.TestCase):
+    def setUp(self):
+        context = running()
+        self.daemon = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        self.requests = self.make()
+
+    def make(self, **changes):
+        settings = Settings(endpoint=self.daemon.endpoint, timeout_ms=20000, retry_ms=1, **changes)
+        self.sidecar = Sidecar(settings, GROUP, "model", "cache", 1)
+        self.addCleanup(self.sidecar.close)
+        made = Requests(self.sidecar, settings)
+        made.begin_pass()
+        return made
+
+    def store(self, name, tokens, **named):
+        stored = self.requests.begin(beginning(name, tokens, **named))
+        self.requests.enqueue(Part(name, 0, len(tokens), 9), rows(0, len(tokens)))
+        return stored
+
+    def matched(self, tokens, key=b""):
+        return self.sidecar.cache.match_prefix(np.asarray(tokens, np.uint32), extra_key=key)
+
+    def test_a_prompt_is_there_for_later_requests_and_its_rows_are_the_same(self):
+        tokens = list(range(300))
+        self.store("a", tokens)
+        self.requests.end("a")
+        stored = self.requests.begin(beginning("b", tokens, loaded=256))
+        self.assertEqual(stored.passed, 256)
+        expected = rows(0, 256)
+        for layer in range(LAYERS):
+            got = np.empty((256, 2, 32), np.float32), np.empty((256, 2, 32), np.float32)
+            stored.sequence.load((0, 256), {layer: got})
+            np.testing.assert_array_equal(got[0], expected[layer][0])
+            np.testing.assert_array_equal(got[1], expected[layer][1])
+
+    def test_rows_that_are_stored_already_are_not_stored_again(self):
+        tokens = list(range(300))
+        self.store("a", tokens)
+        self.requests.end("a")
+        stored = self.requests.begin(beginning("b", tokens, loaded=128))
+        self.requests.enqueue(Part("b", 128, 172, 9), rows(128, 172))
+        self.assertEqual((stored.passed, self.requests.counts.failed_calls), (300, 0))
+        stored.sequence.flush()
+        self.requests.ingest(Part("b", 200, 100, 9), 0, *rows(200, 100)[0])  # all are there
+        self.assertEqual(self.requests.counts.failed_calls, 0)
+
+    def test_a_prefix_that_is_gone_is_not_begun(self):
+        self.assertIsNone(self.requests.begin(beginning("a", range(300), loaded=256)))
+        self.assertFalse(self.requests.is_followed("a"))
+
+    def test_a_request_whose_first_tokens_another_one_stores_in_the_same_pass_begins_late(self):
+        tokens = list(range(256)) + [7] * 20
+        self.store("a", range(300))
+        self.assertIsNone(self.requests.begin(beginning("b", tokens, local=256)))
+        self.assertTrue(self.requests.is_late("b"))
+        self.requests.begin_late()
+        self.assertEqual(self.requests.find("b").passed, 256)
+
+    def test_a_request_whose_first_tokens_nobody_stores_is_not_followed(self):
+        self.requests.begin(beginning("b", range(300), local=256))
+        self.requests.begin_late()
+        self.assertFalse(self.requests.is_followed("b"))
+
+    def test_a_gap_ends_the_sequence(self):
+        self.store("a", range(100))
+        self.assertTrue(self.requests.continues(Part("a", 100, 1, 0)))
+        self.assertFalse(self.requests.continues(Part("a", 101, 1, 0)))
+        self.assertFalse(self.requests.is_followed("a"))
+
+    def test_nothing_is_stored_in_a_pass_that_is_distrusted_and_in_the_next_one(self):
+        self.store("a", range(100))
+        self.requests.distrust()
+        for _ in range(2):
+            self.assertIsNone(self.requests.begin(beginning("b", range(100))))
+            self.assertFalse(self.requests.is_followed("a"))
+            self.requests.begin_pass()
+        self.assertIsNotNone(self.requests.begin(beginning("b", range(100))))
+
+    def test_a_reply_with_names_is_shared_too(self):
+        self.store("a", range(100))
+        self.requests.name(NewNames("a", 100, tuple(range(100, 120))))
+        self.requests.name(NewNames("a", 120, tuple(range(120, 260))))
+        self.requests.enqueue(Part("a", 100, 160, 9), rows(100, 160))
+        self.requests.end("a")
+        self.assertEqual(self.matched(range(300)), 256)
+
+    def test_names_that_come_with_the_end_count(self):
+        self.store("a", range(100))
+        self.requests.enqueue(Part("a", 100, 160, 9), rows(100, 160))
+        self.requests.name(NewNames("a", 100, tuple(range(100, 260))))
+        self.requests.end("a")
+        self.assertEqual(self.matched(range(300)), 256)
+
+    def test_prompts_with_different_keys_are_apart(self):
+        self.store("a", range(300), key=b"one")
+        self.requests.end("a")
+        self.assertEqual((self.matched(range(300), b"one"), self.matched(range(300), b"two"), self.matched(range(300))), (256, 0, 0))
+
+    def test_a_request_that_must_not_be_stored_has_no_sequence(self):
+        self.assertIsNone(self.requests.begin(Beginning("a", None, b"", 0, 0, ())))
+        self.assertFalse(self.requests.is_followed("a"))
+
+    def test_after_an_error_a_request_is_not_stored_any_further(self):
+        stored = self.store("a", range(100))
+        stored.sequence.flush()
+        bad = rows(100, 10)
+        bad[1][0][:] = np.nan
+        self.requests.ingest(Part("a", 100, 10, 9), 1, *bad[1])
+        self.assertEqual(self.requests.counts.failed_calls, 1)
+        self.assertFalse(self.requests.is_followed("a"))
+
+    def test_a_sidecar_that_ends_takes_all_requests_along_and_a_new_one_begins_new_ones(self):
+        self.store("a", range(100))
+        self.daemon.stop(9)
+        self.requests.call("a", "a test", lambda: (_ for _ in ()).throw(pqcached.Unavailable("gone")))
+        self.requests.begin_pass()
+        self.assertIsNone(self.requests.begin(beginning("b", range(100))))
+        self.assertIsNone(self.sidecar.cache)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / folder) for folder in ("client/python", "quality", ".")]
@@ -35,15 +36,15 @@ def transfer_config(connector="PqcachedConnector", module="pqcached_vllm.connect
 
 
 class Engine:
-    """ours: settings of the plug-in, or None for stock vLLM. more: arguments of vllm.LLM."""
+    """ours: settings of the plug-in, or None for stock vLLM. package: the folder of the plug-in. more: arguments of vllm.LLM."""
 
-    def __init__(self, model, ours=None, version=None, threads=1, **more):
+    def __init__(self, model, ours=None, version=None, threads=1, package=PACKAGE, **more):
         self._folder = tempfile.TemporaryDirectory()
         write_entry_point(self._folder.name)
         options = {"max_model_len": 2048, **more}
         if ours is not None:
             options["kv_transfer_config"] = transfer_config(**ours)
-        paths = [self._folder.name, str(SOURCE / "client/python"), str(PACKAGE)]
+        paths = [self._folder.name, str(SOURCE / "client/python"), str(package)]
         self.log = pathlib.Path(self._folder.name, "log")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -61,8 +62,12 @@ class Engine:
         self.process.stdin.write(json.dumps({"requests": list(requests), "passes": passes}) + "\n")
         self.process.stdin.flush()
 
-    def receive(self):
+    def receive(self, seconds=300):
+        """The answer; an engine that takes longer is killed."""
+        timer = threading.Timer(seconds, self.process.kill)
+        timer.start()
         line = self.process.stdout.readline()
+        timer.cancel()
         if not line.startswith("answer "):
             raise RuntimeError("vLLM has ended:\n" + self.log.read_text()[-4000:])
         return json.loads(line[len("answer "):])

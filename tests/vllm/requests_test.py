@@ -147,7 +147,7 @@ class RequestsTest(unittest.TestCase):
         self.assertEqual(self.requests.counts.failed_calls, 1)
         self.assertFalse(self.requests.is_followed("a"))
 
-    def test_a_sidecar_that_ends_takes_all_requests_along_and_a_new_one_begins_new_ones(self):
+    def test_without_a_sidecar_no_request_is_stored(self):
         self.store("a", range(100))
         self.daemon.stop(9)
         self.requests.call("a", "a test", lambda: (_ for _ in ()).throw(pqcached.Unavailable("gone")))

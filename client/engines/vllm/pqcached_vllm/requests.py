@@ -26,6 +26,7 @@ LayerRows = Mapping[int, Tuple[Any, Any]]  # layer -> (keys, values), [tokens, k
 class Counts:
     """Since the worker began."""
 
+    beginnings: int = 0  # of requests, and of those that were preempted
     loaded_tokens: int = 0  # of prefixes
     passed_tokens: int = 0  # whose rows were passed to the sidecar
     steps: int = 0  # passes whose attention the sidecar's rows gave
@@ -102,6 +103,7 @@ class Requests:
 
     def begin(self, beginning: Beginning) -> Optional[Stored]:
         """Begins a request; returns None when its first tokens are not in the sidecar, or not yet."""
+        self.counts.beginnings += 1
         self.drop(beginning.request_id)
         self._create(beginning)
         stored = self.find(beginning.request_id)

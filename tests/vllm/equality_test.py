@@ -4,16 +4,14 @@ Greedy tokens in float32 of a random Llama, with the settings that vLLM has by d
 runs them with every known version of vLLM that is installed, and not only with the newest.
 """
 
-import os
 import random
 import unittest
 
 import engines  # first
-from engines import INSTALLED, Engine, environment, needs_vllm
+from engines import INSTALLED, IS_LONG, Engine, environment, needs_vllm
 
 from daemon import running as daemon
 
-IS_LONG = os.environ.get("PQCACHED_VLLM_LONG", "0") != "0"
 VOCABULARY = 500
 
 
@@ -110,8 +108,7 @@ class NewestTest(Equality, unittest.TestCase):
     version = INSTALLED[0] if INSTALLED else None
 
 
-@engines.skip_unless("vllm", not IS_LONG or len(INSTALLED) > 1, "only one version of vLLM is installed: tests/vllm/environment.py")
-@unittest.skipUnless(IS_LONG, "PQCACHED_VLLM_LONG=1 runs it")
+@engines.skip_unless("vllm", IS_LONG and len(INSTALLED) > 1, "PQCACHED_VLLM_LONG=1 runs an earlier version too, after tests/vllm/environment.py")
 class EarlierTest(Equality, unittest.TestCase):
     version = INSTALLED[-1] if INSTALLED else None
 

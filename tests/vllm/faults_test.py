@@ -3,7 +3,6 @@
 PQCACHED_VLLM_LONG=1 kills the sidecar 100 times (6 otherwise).
 """
 
-import os
 import pathlib
 import random
 import shutil
@@ -13,14 +12,13 @@ import time
 import unittest
 
 import engines  # first
-from engines import Engine, environment, needs_vllm
+from engines import IS_LONG, Engine, environment, needs_vllm
 from equality_test import mixed_requests, tokens_of
 
 from daemon import Daemon, running as daemon
 
 import pqcached
 
-IS_LONG = os.environ.get("PQCACHED_VLLM_LONG", "0") != "0"
 KILLS = 100 if IS_LONG else 6
 
 

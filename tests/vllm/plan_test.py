@@ -3,13 +3,12 @@
 import ast
 import json
 import pathlib
+import sys
 import types
 import unittest
 
 import engines  # first
-from engines import INSTALLED, environment, skip_unless
-
-import sys
+from engines import INSTALLED, environment, needs_installed
 
 sys.path.insert(0, str(engines.PACKAGE))
 
@@ -18,7 +17,6 @@ from pqcached_vllm.plan import Part, Plan, Planner, Scheduled  # noqa: E402
 from pqcached_vllm.scheduler import extra_key  # noqa: E402
 
 RECORDED = json.loads(pathlib.Path(__file__).with_name("signatures.json").read_text())
-needs_vllm = skip_unless("vllm", INSTALLED, "vLLM is not installed: tests/vllm/environment.py")
 
 
 class Tokens(unittest.TestCase):
@@ -182,7 +180,7 @@ class Versions(unittest.TestCase):
             versions.check_hooks({}, {"pqcached_vllm.plan:Plan": "parts gone"})
         versions.check_hooks({"pqcached_vllm.plan:slots": "blocks begin end block_tokens"}, {"pqcached_vllm.plan:Plan": "parts"})
 
-    @needs_vllm
+    @needs_installed
     def test_the_installed_versions_are_as_recorded(self):
         for version in INSTALLED:
             (site,) = (environment.folder(version) / "lib").glob("python*/site-packages")

@@ -14,6 +14,8 @@
 //   follow TOKEN...         feeds tokens one by one; for each a word BEST:MARGIN:LOGARITHM, which
 //                           are the best token, as above, and the logarithm of the fed one's
 //                           probability
+//   logits FILE             from now on, `follow` appends the logits to a file: floats
+//                           [tokens, vocabulary]
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -59,6 +61,7 @@ class Dialogue {
     if (command == "ask") return Ask(words);
     if (command == "rewind") return Rewind();
     if (command == "follow") return Follow(TokensOf(words));
+    if (command == "logits") return Logits(words);
     Fail("unknown command " + command);
   }
 
@@ -119,8 +122,20 @@ class Dialogue {
       for (const float logit : logits_) whole += std::exp(double{logit} - best.logit);
       const double logarithm = logits_[static_cast<size_t>(token)] - best.logit - std::log(whole);
       std::printf("%d:%g:%.9g ", best.token, best.margin, logarithm);
+      if (logits_file_.is_open()) {
+        logits_file_.write(reinterpret_cast<const char*>(logits_.data()),
+                           static_cast<std::streamsize>(logits_.size() * sizeof(float)));
+        if (!logits_file_) Fail("the logits could not be written");
+      }
       Feed({token});
     }
+  }
+
+  void Logits(std::istringstream& words) {
+    std::string path;
+    words >> path;
+    logits_file_.open(path, std::ios::binary);
+    std::printf("%d", token_count_);
   }
 
   struct Best {
@@ -155,6 +170,7 @@ class Dialogue {
   llama_context* context_;
   std::vector<float> logits_, prefill_logits_;
   std::vector<llama_token> pending_;
+  std::ofstream logits_file_;
   int end_ = 0, prefill_end_ = 0;
 };
 

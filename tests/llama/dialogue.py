@@ -59,6 +59,10 @@ class Dialogue:
         answers = [word.split(":") for word in self._send("follow", *tokens)]
         return [Token(int(best), float(margin)) for best, margin, _ in answers], [float(logarithm) for *_, logarithm in answers]
 
+    def keep_logits(self, path):
+        """Has `follow` write the logits of each token to a file from now on, as floats. Returns how many a token has."""
+        return int(self._send("logits", path)[0])
+
     def messages(self):
         """Ends the program; returns what it printed."""
         _, messages = self._process.communicate()

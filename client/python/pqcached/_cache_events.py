@@ -70,7 +70,7 @@ class CacheEvents(Closable):
         self._library = library
         self._thread: Optional[ThreadPoolExecutor] = None  # calls next() for next_async
         self._wait: "Optional[Future[List[CacheEvent]]]" = None  # that thread's call
-        self._taken: List[CacheEvent] = []  # events that this call took and next_async has not returned
+        self._taken: List[CacheEvent] = []  # of that call, not returned by next_async yet
         self._own(Handle("events", events, library.pqc_cache_events_close, client), at_exit=False)
 
     def next(self, timeout_ms: int = 1000, capacity: int = 256) -> List[CacheEvent]:

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -54,7 +55,8 @@ class SegmentTest : public ::testing::Test {
   std::string CacheId(const std::string& name) {
     const Outcome outcome =
         RunProgram({PQCACHED_CTL, "--endpoint", daemon_.endpoint(), "ls", "--json"});
-    for (const Json& cache : Json::parse(outcome.output).at("caches")) {
+    const Json listed = Json::parse(outcome.output);
+    for (const Json& cache : listed.at("caches")) {
       if (cache.at("name") == name) return cache.at("cache_id");
     }
     return {};
@@ -100,18 +102,39 @@ class SegmentTest : public ::testing::Test {
   std::vector<Sequence> sequences_;
 };
 
-TEST_F(SegmentTest, ImportedSequenceHasTheRows) {
-  Export(PQC_F16, "one");
+TEST_F(SegmentTest, ImportedPrefixIsSharedByItsTokens) {
+  std::vector<uint32_t> tokens(kTokens);
+  std::iota(tokens.begin(), tokens.end(), 5u);
+  Cache cache = Must(client_.OpenCache(SpecOf("cache-one", {0})));
+  {
+    Sequence sequence = Must(cache.CreateSequence({.prompt = {tokens}}));
+    ASSERT_TRUE(sequence.Ingest(0, 0, layer_.keys(0, kTokens), layer_.values(0, kTokens)).ok());
+    ASSERT_TRUE(sequence.BuildIndex({.iterations = 1}).ok());
+    EXPECT_EQ(Run({"export", std::to_string(sequence.id()), "one"}).exit_code, 0);
+  }
   EXPECT_EQ(RunJson({"list", images_.path()}).at(0).at("name"), "one");
   const Outcome list = Run({"list", images_.path()});
   for (const char* part : {"one", " 300 ", "pq m=4 b=8", "model of cache-one"}) {
     EXPECT_NE(list.output.find(part), std::string::npos) << part << " in\n" << list.output;
   }
   EXPECT_EQ(Run({"verify", path("one")}).exit_code, 0);
-  const Json imported = RunJson({"import", CacheId("cache-one"), "one"});
-  EXPECT_EQ(Number(imported.at("token_count")), kTokens);
-  Sequence attached = Must(caches_[0].Attach(Number(imported.at("sequence_id"))));
-  EXPECT_EQ(Must(attached.Describe()).token_count, kTokens);
+  // Another sidecar, which knows nothing of it.
+  Daemon other({"--image-directory", images_.path()});
+  Client client = other.OpenClient();
+  cache = Must(client.OpenCache(SpecOf("cache-one", {0})));
+  const auto import = [&] {
+    return RunProgram(
+        {PQCACHED_CTL, "--endpoint", other.endpoint(), "segment", "import", "1", "one", "--json"});
+  };
+  Outcome outcome = import();
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(Number(Json::parse(outcome.output)["token_count"]), kTokens);
+  EXPECT_EQ(Number(Json::parse(outcome.output)["shared_tokens"]), 0u);
+  outcome = import();
+  EXPECT_EQ(Number(Json::parse(outcome.output)["shared_tokens"]), 256u) << outcome.output;
+  uint64_t stored = 0;
+  const Sequence sequence = Must(cache.CreateSequence({.prompt = {tokens}}, &stored));
+  EXPECT_EQ(stored, 256u);
 }
 
 TEST_F(SegmentTest, ErrorsNameTheFieldAndEndWithOne) {
@@ -169,7 +192,7 @@ TEST_F(SegmentTest, NumpyFilesHaveTheRows) {
     EXPECT_EQ(again.exit_code, 1);
     // Numpy itself, where it is installed.
     const Outcome numpy =
-        RunProgram({"python3", "-c",
+        RunProgram({"/usr/bin/env", "python3", "-c",
                     "import sys\ntry:\n import numpy\nexcept ImportError:\n sys.exit(0)\n"
                     "a = numpy.load(sys.argv[1])\nassert a.shape == (300, 2, 64), a.shape",
                     path(name + "-out/layer_0_keys.npy")});

@@ -61,6 +61,10 @@ absl::Status SocketServer::Start() {
     tls_connections_ = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         grpc::InsecureServerCredentials());
+    // A client that sends nothing after its handshake.
+    builder.AddChannelArgument(
+        GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+        static_cast<int>(absl::ToInt64Milliseconds(options_.tls->handshake_timeout)));
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {

@@ -71,7 +71,7 @@ def ratios(build, calls):
     """The two ratios of medians, and the number of calls of each."""
     with tempfile.TemporaryDirectory() as plain_folder, tempfile.TemporaryDirectory() as tls_folder:
         folder = pathlib.Path(tls_folder)
-        make_certificates(folder, "127.0.0.1", ["bench"])
+        make_certificates(folder, "127.0.0.1", {"bench": "pqcached://tenant/bench"})
         plain, plain_address = start(build, plain_folder, "--plain-tcp", "true")
         secured, tls_address = start(build, tls_folder, "--tls-certificate", folder / "server.pem", "--tls-key", folder / "server.key",
                                      "--tls-client-ca", folder / "ca.pem")

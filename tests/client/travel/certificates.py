@@ -1,4 +1,4 @@
-"""A CA, and certificates of a sidecar and of its tenants, made by openssl."""
+"""A CA, and certificates of a sidecar and of its clients, made by openssl."""
 
 import subprocess
 
@@ -10,10 +10,10 @@ def run(*command):
     return subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def make_certificates(folder, host, tenants):
-    """Writes ca.pem, server.pem, and TENANT.pem of each tenant to a folder, each with its key (NAME.key)."""
+def make_certificates(folder, host, identities):
+    """Writes ca.pem, server.pem, and NAME.pem of each of {NAME: identity} to a folder, each with its key (NAME.key)."""
     run("openssl", "req", "-x509", *NEW_KEY, "-keyout", folder / "ca.key", "-out", folder / "ca.pem", "-subj", "/CN=ca", "-days", "2")
-    names = {"server": f"IP:{host}", **{tenant: f"URI:pqcached://tenant/{tenant}" for tenant in tenants}}
+    names = {"server": f"IP:{host}", **{name: f"URI:{identity}" for name, identity in identities.items()}}
     for name, alternative in names.items():
         (folder / "extensions").write_text(f"subjectAltName={alternative}\n")
         run("openssl", "req", *NEW_KEY, "-keyout", folder / f"{name}.key", "-out", folder / "request", "-subj", f"/CN={name}")

@@ -24,7 +24,7 @@ PROGRAMS = ("client_daemon_test", "client_daemon_step_test", "client_daemon_deco
             "client_daemon_indexes_test", "client_daemon_positions_test", "client_daemon_load_test")
 SERVER, CLIENT = (f"pqc-{os.getpid()}-{name}" for name in ("server", "client"))
 HOST = "127.0.0.1" if WAY == "tcp" else "10.77.0.1"
-TENANTS = ("default", "other-tenant")
+CLIENTS = {tenant: f"pqcached://tenant/{tenant}" for tenant in ("default", "other-tenant")}
 
 
 def in_namespace(name):
@@ -73,7 +73,7 @@ class TravelTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             environment = {**os.environ, "PQCACHED_TEST_TCP_HOST": HOST}
             if WAY == "tls":
-                make_certificates(pathlib.Path(folder), HOST, TENANTS)
+                make_certificates(pathlib.Path(folder), HOST, CLIENTS)
                 environment["PQCACHED_TEST_TLS"] = folder
                 environment["PQCACHED_TEST_TCP_COMMAND"] = " ".join(in_namespace(SERVER))
             for program in PROGRAMS:

@@ -97,6 +97,9 @@ for area in "${areas[@]}"; do
     echo "== transformers: SmolLM2 in Transformers, with our cache and its own" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/transformers/hf_rows.py build/bench \
       --json "$rows/transformers.json" >&2
+    echo "== transformers: SmolLM2 in vLLM, with our plug-in and without it" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=build/bench/client python3 tests/vllm/vllm_rows.py build/bench \
+      --json "$rows/transformers-vllm.json" >&2
   fi
   if [ "$area" = travel ]; then
     echo "== travel: refusals of TLS, and what it costs" >&2

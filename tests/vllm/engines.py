@@ -51,8 +51,8 @@ class Engine:
         self.log = pathlib.Path(self._folder.name, "log")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [environment.folder(version or INSTALLED[0]) / "bin/python", pathlib.Path(__file__).with_name("engine.py"), model, json.dumps(options)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=children.end_with_parent,
+                [environment.folder(version or INSTALLED[0]) / "bin/python", pathlib.Path(__file__).with_name("engine.py"), model,
+                 json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=children.end_with_parent,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "LD_LIBRARY_PATH": str(BUILD / "client"), "PYTHONDONTWRITEBYTECODE": "1",
                      "OMP_NUM_THREADS": str(threads), "VLLM_NO_USAGE_STATS": "1"})
 

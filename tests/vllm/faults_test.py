@@ -90,7 +90,7 @@ class RefusalsTest(unittest.TestCase):
         table.write_text(table.read_text().replace("VERSIONS = (V32, V31)", "VERSIONS = ()"))
         base = {"endpoint": sidecar.endpoint, "timeout_ms": 20000, "threads": 1}
         cls.cases = {
-            "a key that does not exist": ({**base, "rate": 1}, {}, "pqcached: takes no part in this engine: kv_connector_extra_config: rate: there is no such key"),
+            "a key that does not exist": ({**base, "rate": 1}, {}, "takes no part in this engine: kv_connector_extra_config: rate: there is no such key"),
             "an absent sidecar": ({"endpoint": "unix:///nowhere/s"}, {}, "pqcached: no sidecar at unix:///nowhere/s"),
             "a cache of another model": ({**base, "cache": "taken"}, {}, "FAILED_PRECONDITION"),
             "a full sidecar": ({**base, "cache": "small", "capacity_bytes": 2 << 20}, {}, "RESOURCE_EXHAUSTED"),

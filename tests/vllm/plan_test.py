@@ -13,6 +13,7 @@ from engines import INSTALLED, environment, needs_installed
 sys.path.insert(0, str(engines.PACKAGE))
 
 from pqcached_vllm import plan, settings, versions  # noqa: E402
+from pqcached_vllm.model import describe as describe_model  # noqa: E402
 from pqcached_vllm.plan import Part, Plan, Planner, Scheduled  # noqa: E402
 from pqcached_vllm.scheduler import extra_key  # noqa: E402
 
@@ -142,8 +143,55 @@ def signatures_of(site):
             found[path] = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
         else:
             arguments = node.args
-            found[path] = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg) if each]
+            listed = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+            found[path] = [each.arg for each in listed if each]
     return found
+
+
+class Models(unittest.TestCase):
+    """What vLLM's configuration says about a model, with parts of it changed."""
+
+    @staticmethod
+    def describe(spec=(), model=(), groups=1, extra=(), **parts):
+        spec_type = type("FullAttentionSpec", (), {})
+        made = spec_type()
+        vars(made).update({"num_kv_heads": 2, "head_size": 32, "block_size": 128, "dtype": "torch.float32", "sliding_window": None, **dict(spec)})
+        namespace = types.SimpleNamespace
+        hf_config = namespace(to_dict=lambda: {"rope_theta": 1e4, "transformers_version": "5", **dict(model)})
+        config = namespace(**{
+            "parallel_config": namespace(pipeline_parallel_size=1, tensor_parallel_size=1), "device_config": namespace(device_type="cpu"),
+            "cache_config": namespace(cache_dtype="auto"), "speculative_config": None,
+            "model_config": namespace(dtype="torch.float32", hf_config=hf_config, model="m", revision=None,
+                                      get_num_attention_heads=lambda _: 4), **parts})
+        names = [f"model.layers.{number}.self_attn.attn" for number in (10, 2, 0)]
+        cache_config = namespace(kv_cache_groups=[namespace(kv_cache_spec=made, layer_names=names)] * groups)
+        return describe_model(config, cache_config, settings.read(dict(extra)), 0)
+
+    def test_layers_are_in_their_order(self):
+        made = self.describe()
+        self.assertEqual(made.layer_names, [f"model.layers.{number}.self_attn.attn" for number in (0, 2, 10)])
+        self.assertEqual((list(made.group.layers), made.group.kv_heads, made.group.query_heads, made.group.key_dim), ([0, 1, 2], 2, 4, 32))
+
+    def test_the_fingerprint_has_all_that_rows_depend_on(self):
+        made = [self.describe(), self.describe(model={"rope_theta": 1e5}), self.describe(extra={"model": "other"}),
+                self.describe(spec={"dtype": "torch.bfloat16"})]
+        self.assertEqual(len({each.fingerprint for each in made}), 4)
+        self.assertEqual(len({each.cache for each in made}), 4)
+        self.assertEqual(self.describe(model={"transformers_version": "6"}), made[0])
+        self.assertLessEqual(len(self.describe(extra={"model": "x" * 1000}).fingerprint.encode()), 256)
+
+    def test_what_cannot_be_served_is_refused_by_name(self):
+        namespace = types.SimpleNamespace
+        parallel = namespace(pipeline_parallel_size=2, tensor_parallel_size=1)
+        for changes, text in (
+                ({"groups": 2}, "layers of several kinds"), ({"spec": {"sliding_window": 64}}, "the last 64 tokens"),
+                ({"spec": {"block_size": 100}}, "block_size 100"), ({"spec": {"head_size": 36}}, "36 dimensions"),
+                ({"spec": {"head_size": 512}}, "512 dimensions"), ({"spec": {"dtype": "torch.uint8"}}, "torch.uint8"),
+                ({"cache_config": namespace(cache_dtype="fp8")}, "kv_cache_dtype fp8"), ({"parallel_config": parallel}, "pipeline"),
+                ({"device_config": namespace(device_type="cuda")}, "device cuda"), ({"speculative_config": object()}, "speculative decoding"),
+                ({"extra": {"decode": "select", "subspaces": 5}}, "subspaces: 5, must divide 32")):
+            with self.subTest(changes=changes), self.assertRaisesRegex(settings.Refused, text):
+                self.describe(**changes)
 
 
 class Versions(unittest.TestCase):

@@ -159,10 +159,11 @@ def prefix(sizes):
             for engine in (storing, stock, other):
                 engine.run([{"ids": tokens(300, 22), "tokens": 2}])  # warm
                 engine.run(prompt(0))
-            new = {storing: [], stock: []}
+            new = {"ours": [], "stock": []}
             for number in range(sizes.prefills):
-                for engine in (storing, stock) if number % 2 else (stock, storing):
-                    new[engine] += [engine.run(prompt(0, tokens(sizes.prefix, 30 + number)))["requests"][0]["first"]]
+                turns = [("ours", storing), ("stock", stock)]
+                for name, engine in turns if number % 2 else turns[::-1]:
+                    new[name].append(engine.run(prompt(0, tokens(sizes.prefix, 30 + number)))["requests"][0]["first"])
         with engines.running(smollm2(settings(endpoint), enable_prefix_caching=False), smollm2(example, enable_prefix_caching=False),
                              smollm2(None)) as (ours, other, stock):
             for engine in (ours, other, stock):
@@ -178,12 +179,12 @@ def prefix(sizes):
     mine, others, local = (hits[engine][1:] for engine in (ours, other, stock))
     what = f"prefix of {sizes.prefix} tokens and 10 more, in a second engine"
     return [
-        ratio("vllm_ttft_prefix_hit_vs_recompute_4k", mine, new[stock], f"stock vLLM that computes the prompt; {what}"),
+        ratio("vllm_ttft_prefix_hit_vs_recompute_4k", mine, new["stock"], f"stock vLLM that computes the prompt; {what}"),
         row("vllm_ttft_over_local_hit_ms_4k", (statistics.median(mine) - statistics.median(local)) * 1000,
             f"a hit in the prefix cache of a running stock vLLM, {statistics.median(local) * 1000:.1f} ms; {what}", len(mine)),
         ratio("vllm_ttft_prefix_hit_vs_example_connector", mine, others, f"vLLM's ExampleConnector on tmpfs; {what}"),
         row("vllm_ttft_prefix_hit_vs_lmcache", None, f"not run: {LMCACHE}"),
-        ratio("vllm_prefill_slowdown_by_ingest", new[storing], new[stock], f"stock vLLM; first token of new prompts of {sizes.prefix + 10} tokens"),
+        ratio("vllm_prefill_slowdown_by_ingest", new["ours"], new["stock"], f"stock vLLM; first token of new prompts of {sizes.prefix + 10} tokens"),
     ]
 
 

@@ -12,7 +12,8 @@ from pqcached import DType, LayerGroup
 from .settings import Refused, Settings
 
 _DTYPES = {"torch.float32": DType.F32, "torch.float16": DType.F16, "torch.bfloat16": DType.BF16}
-_FILE_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")  # not of the weights' meaning
+# Keys of config.json that rows do not depend on.
+_FILE_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 
 
 class Model(NamedTuple):

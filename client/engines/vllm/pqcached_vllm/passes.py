@@ -14,7 +14,8 @@ from .plan import Part, Plan, Row, rows_of
 from .requests import Requests
 from .sidecar import Sidecar
 
-COPIED_TOKENS = 1024  # rows of longer prompts are stored layer by layer, rather than copied until the pass ends
+# Rows of longer prompts are stored layer by layer, rather than copied until the pass ends.
+COPIED_TOKENS = 1024
 
 
 class Pass:
@@ -95,6 +96,8 @@ class Pass:
         """Stores a layer's new rows, or copies them: vLLM uses their memory again."""
         assert self._rows is not None
         for part, begin, end in self._rows:
+            if not self._requests.is_followed(part.request_id):
+                continue
             stored = self._requests.find(part.request_id)
             if part.count > COPIED_TOKENS and stored is not None and not stored.has_stepped:
                 self._requests.ingest(part, layer, key[begin:end], value[begin:end])

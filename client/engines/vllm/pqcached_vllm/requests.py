@@ -50,7 +50,8 @@ class Requests:
         self._sidecar, self._settings = sidecar, settings
         self.counts = Counts()
         self._stored: Dict[str, Stored] = {}
-        self._late: Dict[str, Beginning] = {}  # of this pass: their first tokens are being stored by another request
+        # Requests of this pass whose first tokens are being stored by another one.
+        self._late: Dict[str, Beginning] = {}
         self._generation = 0
         self._distrusted_passes = 0
 
@@ -171,7 +172,8 @@ class Requests:
         stored = self.find(part.request_id)
         skipped = stored.passed - part.first if stored is not None else part.count
         if stored is not None and skipped < part.count:
-            self.call(part.request_id, "rows of a prompt", functools.partial(stored.sequence.ingest, layer, stored.passed, keys[skipped:], values[skipped:]))
+            call = functools.partial(stored.sequence.ingest, layer, stored.passed, keys[skipped:], values[skipped:])
+            self.call(part.request_id, "rows of a prompt", call)
 
     def enqueue(self, part: Part, rows: LayerRows) -> None:
         """Passes on the rows of all layers of a part; they are stored in the background."""

@@ -14,7 +14,8 @@ from .plan import Plan, Planner, Scheduled, tokens_to_load
 from .settings import Settings
 from .sidecar import Sidecar
 
-ANSWER_SECONDS = 1.0  # for which an answer about a waiting request holds: vLLM asks again in each pass
+# Time for which an answer about a waiting request holds: vLLM asks again in each pass.
+ANSWER_SECONDS = 1.0
 
 
 def extra_key(request: Any) -> Optional[bytes]:
@@ -35,7 +36,8 @@ class Scheduler:
         self._block_tokens = models[0].block_tokens
         self._sidecars = [Sidecar(settings, model.group, model.fingerprint, model.cache, 1) for model in models]
         self._planner = Planner(self._block_tokens)
-        self._answers: Dict[str, Tuple[float, int, int]] = {}  # request -> (time, tokens, stored tokens)
+        # Request -> (time, its tokens, stored ones).
+        self._answers: Dict[str, Tuple[float, int, int]] = {}
         for sidecar in self._sidecars:
             sidecar.connect()
 

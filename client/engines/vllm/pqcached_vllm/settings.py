@@ -22,8 +22,10 @@ class Settings:
     tenant: str = "default"
     cache: str = ""  # name of the cache; empty: made of the model's fingerprint
     capacity_bytes: int = 0  # of the cache's pool; 0: it grows within the tenant's quota
-    model: str = ""  # name of the weights; empty: vLLM's model and revision. Equal names, equal weights
-    decode: str = "exact"  # exact: all tokens; select: a selection of them; vllm: by vLLM, which keeps its own rows anyway
+    # Name of the weights; empty: vLLM's model and revision. Equal names promise equal weights.
+    model: str = ""
+    # exact: attention to all tokens; select: to a selection of them; vllm: by vLLM itself.
+    decode: str = "exact"
     ratio: float = 0.1  # of the tokens, for `select`; sink and window included
     sink_tokens: int = 16
     window_tokens: int = 64

@@ -36,7 +36,8 @@ class V31(V32):
 
 VERSIONS = (V32, V31)
 
-# Hook -> the parameters that it must have, in their order. A hook is a name in a module, or that of a class's function.
+# Hook -> the parameters that it must have, in their order. A hook is a name in a module, or a class
+# and its function.
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
 _CPU = "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend"
 HOOKS: Mapping[str, str] = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Virtual environments with real engines for the tests of client/engines, outside of the tree.
 
-environments.py NAME   Installs what is missing of `lmcache` (1 to 2 minutes, without CUDA), and prints its Python.
+environments.py NAME   Installs what is missing of `lmcache` or `sglang` (1 to 3 minutes, without CUDA), and prints its Python.
 
 They lie next to the environment of tests/quality/pretrained.py, whose torch and Transformers they use. The engines' declared
 dependencies need CUDA, so they are installed without them, and then the packages that their modules import on a CPU.
@@ -19,7 +19,7 @@ sys.path[:0] = [str(TESTS / "quality")]
 
 import pretrained  # noqa: E402  (found in the line above)
 
-ENGINES = {"lmcache": "lmcache==0.5.6"}
+ENGINES = {"lmcache": "lmcache==0.5.6", "sglang": "sglang==0.5.23"}
 PACKAGES = {
     "lmcache": ["aiofile==3.12.3", "aiofiles==25.1.0", "aiohttp==3.14.5", "awscrt==0.38.1", "blake3==1.0.11", "cachetools==8.0.2",
                 "cryptography==50.0.2", "fastapi==0.141.1", "grpcio==1.78.0", "grpcio-observability==1.78.0", "httptools==0.9.0",
@@ -27,6 +27,12 @@ PACKAGES = {
                 "opentelemetry-exporter-otlp==1.40.0", "opentelemetry-exporter-prometheus==0.61b0", "opentelemetry-sdk==1.40.0",
                 "prometheus_client==0.24.1", "protobuf==6.33.6", "psutil==7.2.2", "py-cpuinfo==9.0.0", "PyYAML==6.0.4",
                 "pyzmq==27.3.0", "redis==8.1.0", "requests", "sortedcontainers==2.4.0", "uvicorn==0.54.0"],
+    # triton: SGLang imports it on every machine.
+    "sglang": ["aiohttp==3.14.5", "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "dill==0.4.1", "einops==0.8.2",
+               "fastapi==0.141.1", "ipython==9.18.1", "msgspec==0.22.0", "orjson==3.13.0", "partial-json-parser==0.2.1.1.post7",
+               "pillow==13.0.0", "prometheus_client==0.24.1", "psutil==7.2.2", "pybase64==1.5.1", "pydantic==2.14.4",
+               "python-multipart==0.0.34", "pyzmq==27.3.0", "requests", "sentencepiece==0.2.3", "setproctitle==1.3.8", "tiktoken==0.14.0",
+               "triton==3.9.0", "uvicorn==0.54.0", "uvloop==0.23.0", "xxhash==4.1.0"],
 }
 
 

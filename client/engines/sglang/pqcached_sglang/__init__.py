@@ -1,0 +1,1 @@
+"""SGLang's HiCache with its pages in the sidecar; SGLang imports the class from the module hicache."""

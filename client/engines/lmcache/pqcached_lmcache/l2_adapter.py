@@ -39,8 +39,8 @@ def bitmap_of(bits: List[bool]) -> Any:
 
 
 class L2Adapter(L2AdapterInterface):  # type: ignore[misc]
-    """Objects are pages of the sidecar, which evicts them by itself. Raises InvalidArgument for wrong
-    parameters; without a sidecar nothing is found or stored.
+    """Objects are pages of the sidecar, which evicts them by itself; without a sidecar nothing is
+    found or stored. Raises InvalidArgument for wrong parameters.
     """
 
     def __init__(self, config: Mapping[str, Any], l1_memory_desc: Any = None) -> None:

@@ -44,7 +44,7 @@ class L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """
 
     def __init__(self, config: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
-        super().__init__()  # no capacity: LMCache's eviction is not for pages that the sidecar evicts
+        super().__init__()  # without a capacity LMCache evicts nothing by itself
         settings = dict(config)
         self._lease_ms = int(settings.pop("lease_ms", 10_000))
         self._store = PageStore.from_settings(settings, "lmcache")

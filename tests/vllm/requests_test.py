@@ -149,8 +149,14 @@ class RequestsTest(unittest.TestCase):
 
     def test_without_a_sidecar_no_request_is_stored(self):
         self.store("a", range(100))
+        self.store("b", range(100))
         self.daemon.stop(9)
-        self.requests.call("a", "a test", lambda: (_ for _ in ()).throw(pqcached.Unavailable("gone")))
+
+        def fail():
+            raise pqcached.Unavailable("gone")
+
+        self.requests.call("a", "a test", fail)
+        self.assertFalse(self.requests.is_followed("b"))  # at once: a pass may be going on
         self.requests.begin_pass()
         self.assertIsNone(self.requests.begin(beginning("b", range(100))))
         self.assertIsNone(self.sidecar.cache)

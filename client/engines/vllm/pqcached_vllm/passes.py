@@ -83,8 +83,7 @@ class Pass:
 
     def _fail(self, error: pqcached.Error) -> None:
         """Goes on without the step: results of earlier layers have been checked."""
-        self._requests.counts.failed_calls += 1
-        self._sidecar.failed(error, "a decode step")
+        self._requests.failed(error, "a decode step")
         if self._step is not None:
             self._step.close()
             self._step = None

@@ -52,14 +52,10 @@ class Requests:
         self._stored: Dict[str, Stored] = {}
         # Requests of this pass whose first tokens are being stored by another one.
         self._late: Dict[str, Beginning] = {}
-        self._generation = 0
         self._distrusted_passes = 0
 
     def begin_pass(self) -> None:
         self._sidecar.connect()
-        if self._generation != self._sidecar.generation or self._sidecar.cache is None:
-            self._drop_all()  # sequences of an earlier connection
-        self._generation = self._sidecar.generation
         self._late.clear()
         if self._distrusted_passes > 0:
             self._distrusted_passes -= 1
@@ -85,10 +81,16 @@ class Requests:
             function()
             return True
         except pqcached.Error as error:
-            self.counts.failed_calls += 1
-            self._sidecar.failed(error, what)
+            self.failed(error, what)
             self.drop(request_id)
             return False
+
+    def failed(self, error: pqcached.Error, what: str) -> None:
+        """Takes note of a call that has failed. All sequences end with the connection."""
+        self.counts.failed_calls += 1
+        self._sidecar.failed(error, what)
+        if self._sidecar.cache is None:
+            self._drop_all()
 
     def drop(self, request_id: str) -> None:
         """Ends a request's sequence. Its rows with names stay as a cached prefix."""
@@ -125,7 +127,7 @@ class Requests:
         except pqcached.NotFound:
             return
         except pqcached.Error as error:
-            self._sidecar.failed(error, "a request begins")
+            self.failed(error, "a request begins")
             return
         self._stored[beginning.request_id] = Stored(sequence, sequence.shared_tokens)
 

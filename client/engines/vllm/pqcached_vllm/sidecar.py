@@ -26,7 +26,6 @@ class Sidecar:
         self._is_closed = False
         self.client: Optional[Client] = None
         self.cache: Optional[Cache] = None
-        self.generation = 0  # of connections: sequences of earlier ones are lost
 
     def connect(self) -> bool:
         """Returns whether there is a connection; opens one, but not before it is time to try again."""
@@ -43,7 +42,6 @@ class Sidecar:
         except pqcached.Error as error:
             self.lose(f"no sidecar at {settings.endpoint}, or no cache there; vLLM goes on without it: {error}")
             return False
-        self.generation += 1
         return True
 
     def lose(self, text: str) -> None:

@@ -58,29 +58,36 @@ class RequestsTest(unittest.TestCase):
     def matched(self, tokens, key=b""):
         return self.sidecar.cache.match_prefix(np.asarray(tokens, np.uint32), extra_key=key)
 
+    def check_rows(self, stored, count):
+        for layer, expected in rows(0, count).items():
+            got = np.empty((count, 2, 32), np.float32), np.empty((count, 2, 32), np.float32)
+            stored.sequence.load((0, count), {layer: got})
+            np.testing.assert_array_equal(got, expected)
+
     def test_a_prompt_is_there_for_later_requests_and_its_rows_are_the_same(self):
         tokens = list(range(300))
         self.store("a", tokens)
         self.requests.end("a")
         stored = self.requests.begin(beginning("b", tokens, loaded=256))
         self.assertEqual(stored.passed, 256)
-        expected = rows(0, 256)
-        for layer in range(LAYERS):
-            got = np.empty((256, 2, 32), np.float32), np.empty((256, 2, 32), np.float32)
-            stored.sequence.load((0, 256), {layer: got})
-            np.testing.assert_array_equal(got[0], expected[layer][0])
-            np.testing.assert_array_equal(got[1], expected[layer][1])
+        self.check_rows(stored, 256)
 
     def test_rows_that_are_stored_already_are_not_stored_again(self):
-        tokens = list(range(300))
-        self.store("a", tokens)
+        self.store("a", range(300))
         self.requests.end("a")
-        stored = self.requests.begin(beginning("b", tokens, loaded=128))
-        self.requests.enqueue(Part("b", 128, 172, 9), rows(128, 172))
-        self.assertEqual((stored.passed, self.requests.counts.failed_calls), (300, 0))
-        stored.sequence.flush()
-        self.requests.ingest(Part("b", 200, 100, 9), 0, *rows(200, 100)[0])  # all are there
-        self.assertEqual(self.requests.counts.failed_calls, 0)
+        part = Part("b", 128, 172, 9)
+        for store in ("enqueue", "ingest"):
+            with self.subTest(store=store):
+                stored = self.requests.begin(beginning("b", range(300), loaded=128))
+                self.assertEqual(stored.passed, 256)
+                if store == "enqueue":
+                    self.requests.enqueue(part, rows(128, 172))
+                for layer in range(LAYERS):  # after the first way, all rows are there
+                    self.requests.ingest(part, layer, *rows(128, 172)[layer])
+                self.requests.pass_on(part)
+                self.assertEqual((stored.passed, self.requests.counts.failed_calls), (300, 0))
+                stored.sequence.flush()
+                self.check_rows(stored, 300)
 
     def test_a_prefix_that_is_gone_is_not_begun(self):
         self.assertIsNone(self.requests.begin(beginning("a", range(300), loaded=256)))

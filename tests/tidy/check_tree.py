@@ -41,6 +41,7 @@ MAY_INCLUDE = {
     "proto/codec": ({"proto/codec", "kvstore/read", "kernels", "pqcached/v1"}, set()),
     "service/base": ({"service/base", "kvstore", "kernels"}, {"absl", "spdlog"}),
     "service/config": ({"service/config", "service/base", "kvstore", "kernels"}, {"absl", "CLI", "yaml-cpp"}),
+    "service/rdma": ({"service/rdma", "service/base", "kvstore", "kernels"}, {"absl", "boost", "infiniband", "rdma"}),
     "service/supervise": ({"service/supervise", "service/base", "kvstore", "kernels"}, {"absl"}),
     "service/session": (
         {"service/session", "service/supervise", "service/config", "service/base", "kvstore", "kernels"}, {"absl", "boost"}),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages of the given scopes that are missing, and says which and why.
-#   deploy/install_packages.sh SCOPE...     scopes: build test bench lint arm64 (see packages.txt)
+#   deploy/install_packages.sh SCOPE...     scopes: build test bench lint arm64 rdma (see packages.txt)
 # Does nothing when PQCACHED_SKIP_PACKAGES=1.
 set -euo pipefail
 cd "$(dirname "$0")"

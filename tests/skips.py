@@ -37,6 +37,7 @@ REQUIREMENTS = {
     "no_gpu": "a machine without a GPU",
     "pip": "pip or ensurepip (Debian: python3-venv)",
     "plain_build": "a build without a sanitizer",
+    "rdma_vm": "qemu and a kernel with soft-RoCE: deploy/install_packages.sh rdma, tests/rdma/vm.sh --prepare",
     "root": "root, and the right to become another user",
     "sglang": "SGLang, installed by tests/environments.py sglang",
     "smollm2": "SmolLM2-135M, fetched by tests/quality/pretrained.py --model",

@@ -269,9 +269,10 @@ void Grant::TearDown() {
   for (const std::unique_ptr<Connection>& connection : connections_) {
     if (connection != nullptr) connection->Disconnect();
   }
-  // A queue pair that is gone answers no READ, so nothing is read after this line.
-  connections_.clear();
+  // Windows first: devices may wait for those that are bound to a queue pair before they destroy it
+  // (soft-RoCE does, for 50 s). A queue pair that is gone answers no READ of any key.
   windows_.clear();
+  connections_.clear();
   regions_.clear();
   devices_.clear();
   request_.extents.clear();

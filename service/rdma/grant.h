@@ -107,11 +107,11 @@ class Grant : public std::enable_shared_from_this<Grant> {
   absl::Status end_;
   bool torn_down_ = false;
 
-  // Destroyed in this order, from the end: connections, windows, regions, devices.
+  // Destroyed from the end. Only windows end before the connections that they are bound to.
   std::map<ibv_context*, std::shared_ptr<Device>> devices_;
   std::vector<std::shared_ptr<ibv_mr>> regions_;
-  std::vector<Window> windows_;
   std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<Window> windows_;
   uint32_t established_count_ = 0;
 
   // Progress of granting.

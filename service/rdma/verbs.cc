@@ -18,22 +18,19 @@ constexpr const char* kConnectionManager = "/dev/infiniband/rdma_cm";
 
 // The functions that are exported; the others are inline in <infiniband/verbs.h>.
 // X(library, name)
-#define PQCACHED_RDMA_FUNCTIONS(X)                                                                \
-  X(cm_, rdma_create_event_channel)                                                               \
-  X(cm_, rdma_destroy_event_channel)                                                              \
-  X(cm_, rdma_get_cm_event)                                                                       \
-  X(cm_, rdma_ack_cm_event)                                                                       \
-  X(cm_, rdma_create_id)                                                                          \
-  X(cm_, rdma_destroy_id)                                                                         \
-  X(cm_, rdma_bind_addr) X(cm_, rdma_listen) X(cm_, rdma_get_src_port) X(cm_, rdma_resolve_addr)  \
-      X(cm_, rdma_resolve_route) X(cm_, rdma_set_option) X(cm_, rdma_connect) X(cm_, rdma_accept) \
-          X(cm_, rdma_reject) X(cm_, rdma_disconnect) X(cm_, rdma_create_qp)                      \
-              X(cm_, rdma_destroy_qp) X(ibv_, ibv_query_device) X(ibv_, ibv_query_port)           \
-                  X(ibv_, ibv_alloc_pd) X(ibv_, ibv_dealloc_pd) X(ibv_, ibv_reg_mr)               \
-                      X(ibv_, ibv_dereg_mr) X(ibv_, ibv_create_comp_channel)                      \
-                          X(ibv_, ibv_destroy_comp_channel) X(ibv_, ibv_create_cq)                \
-                              X(ibv_, ibv_destroy_cq) X(ibv_, ibv_get_cq_event)                   \
-                                  X(ibv_, ibv_ack_cq_events)
+// clang-format off
+#define PQCACHED_RDMA_FUNCTIONS(X) \
+  X(cm_, rdma_create_event_channel) X(cm_, rdma_destroy_event_channel) \
+  X(cm_, rdma_get_cm_event) X(cm_, rdma_ack_cm_event) X(cm_, rdma_create_id) \
+  X(cm_, rdma_destroy_id) X(cm_, rdma_bind_addr) X(cm_, rdma_listen) X(cm_, rdma_get_src_port) \
+  X(cm_, rdma_resolve_addr) X(cm_, rdma_resolve_route) X(cm_, rdma_set_option) \
+  X(cm_, rdma_connect) X(cm_, rdma_accept) X(cm_, rdma_reject) X(cm_, rdma_disconnect) \
+  X(cm_, rdma_create_qp) X(cm_, rdma_destroy_qp) X(ibv_, ibv_query_device) \
+  X(ibv_, ibv_query_port) X(ibv_, ibv_alloc_pd) X(ibv_, ibv_dealloc_pd) X(ibv_, ibv_reg_mr) \
+  X(ibv_, ibv_dereg_mr) X(ibv_, ibv_create_comp_channel) X(ibv_, ibv_destroy_comp_channel) \
+  X(ibv_, ibv_create_cq) X(ibv_, ibv_destroy_cq) X(ibv_, ibv_get_cq_event) \
+  X(ibv_, ibv_ack_cq_events)
+// clang-format on
 
 // Returns errno when a function of librdmacm has failed.
 int ErrorOf(int result) { return result == 0 ? 0 : errno; }

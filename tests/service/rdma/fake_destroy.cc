@@ -21,6 +21,11 @@ void FakeVerbs::Destroy(rdma_cm_id* id) {
   auto* const gone = static_cast<FakeId*>(id);
   Part(*gone);
   if (gone->pair != nullptr) {
+    for (const Window* window : windows_) {
+      if (window->region != nullptr && window->pair == gone->pair.get()) {
+        violations_.push_back("a queue pair with windows");
+      }
+    }
     std::erase_if(held_, [gone](const HeldRead& read) { return read.pair == gone->pair.get(); });
     std::erase_if(static_cast<Queue*>(gone->pair->send_cq)->completions,
                   [gone](const auto& each) { return each.first == gone->pair.get(); });

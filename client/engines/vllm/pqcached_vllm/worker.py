@@ -73,7 +73,6 @@ class Worker:
             self._requests.begin(beginning)
             if beginning.loaded_tokens:
                 self._to_load[beginning.request_id] = beginning
-        self._block_tokens = plan.block_tokens
         self._pass = Pass(plan, self._requests, self._sidecar, self._selection, len(self._numbers))
         _going_on = self
 
@@ -83,7 +82,7 @@ class Worker:
             stored = self._requests.find(beginning.request_id)
             load = functools.partial(self._load, beginning, stored)
             if stored is None or not self._requests.call(beginning.request_id, "a prefix is loaded", load):
-                self._unloaded.update(blocks_of(beginning.blocks, beginning.local_tokens, beginning.first, self._block_tokens))
+                self._unloaded.update(blocks_of(beginning.blocks, beginning.local_tokens, beginning.first, self._model.block_tokens))
         self._to_load = {}
         if self._unloaded:
             self._requests.distrust()
@@ -91,7 +90,7 @@ class Worker:
     def _load(self, beginning: Beginning, stored: Optional[Stored]) -> None:
         assert stored is not None
         group = self._model.group
-        places = torch.tensor(slots(beginning.blocks, beginning.local_tokens, beginning.first, self._block_tokens), dtype=torch.int64)
+        places = torch.tensor(slots(beginning.blocks, beginning.local_tokens, beginning.first, self._model.block_tokens), dtype=torch.int64)
         dtype = self._caches[self._model.layer_names[0]].dtype
         size = min(LOADED_TOKENS, beginning.loaded_tokens)
         keys, values = (torch.empty(size, group.kv_heads, group.key_dim, dtype=dtype) for _ in range(2))

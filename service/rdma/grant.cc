@@ -1,7 +1,6 @@
 #include "service/rdma/grant.h"
 
 #include <algorithm>
-#include <bit>
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <utility>
@@ -16,7 +15,7 @@ namespace {
 constexpr uint32_t kWindowQueueDepth = 64;  // windows of a connection that are bound at a time
 constexpr uint8_t kRetryForever = 7;        // of requests for which the receiver is not ready
 
-uint64_t AddressOf(const std::byte* memory) { return std::bit_cast<uint64_t>(memory); }
+uint64_t AddressOf(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
 }  // namespace
 
@@ -265,7 +264,8 @@ void Grant::End(absl::Status status) {
 void Grant::TearDown() {
   if (std::exchange(torn_down_, true)) return;
   phase_ = Phase::kEnded;
-  timer_.cancel();
+  boost::system::error_code ignored;
+  timer_.cancel(ignored);
   for (const std::unique_ptr<Connection>& connection : connections_) {
     if (connection != nullptr) connection->Disconnect();
   }

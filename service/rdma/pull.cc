@@ -339,7 +339,8 @@ void Pull::End(absl::Status status) {
 void Pull::TearDown() {
   if (std::exchange(torn_down_, true)) return;
   ended_ = true;
-  timer_.cancel();
+  boost::system::error_code ignored;
+  timer_.cancel(ignored);
   watch_.reset();
   for (const Lane& lane : lanes_) {
     if (lane.connection != nullptr) lane.connection->Disconnect();

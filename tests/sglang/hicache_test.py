@@ -47,7 +47,7 @@ class HiCacheTest(SGLangTest):
 
     def test_single_pages(self):
         self.start()
-        storage = self.storage(host_pool())
+        storage = self.storage(host_pool(), {"pqcached.lease_ms": 500})
         page = torch.rand(PAGE_BYTES // 2).to(torch.bfloat16)
         self.assertTrue(storage.set("key", page))
         self.assertTrue(storage.exists("key") and not storage.exists("other"))
@@ -58,8 +58,8 @@ class HiCacheTest(SGLangTest):
         self.assertIsNone(storage.get("key", torch.zeros(PAGE_BYTES // 2 + 1, dtype=torch.bfloat16)))
         self.assertIsNone(storage.get("key"))
         self.assertFalse(storage.set("none"))
-        storage.clear()  # its page is leased by exists()
-        self.assertTrue(storage.exists("key"))
+        storage.clear()  # waits: its page is leased by exists()
+        self.assertFalse(storage.exists("key"))
 
     def test_clear_drops_all_pages(self):
         self.start()

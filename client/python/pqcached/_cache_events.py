@@ -105,9 +105,14 @@ class CacheEvents(Closable):
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "pqcached-events")
                 self._wait = self._thread.submit(self.next, min(left_ms, self._LONGEST_WAIT_MS), capacity)
+                limit = None  # next() ends in time
+            else:
+                limit = left_ms / 1000  # the wait of a cancelled call
             wait = self._wait
             try:
-                await asyncio.shield(asyncio.wrap_future(wait))
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(wait)), limit)
+            except asyncio.TimeoutError:
+                pass
             finally:
                 if wait.done():
                     self._wait = None

@@ -110,6 +110,7 @@ class CacheEventsTest(BothPathsTest):
             wait.cancel()
             await asyncio.gather(wait, return_exceptions=True)
             self.assertTrue(wait.cancelled())
+            self.assertEqual(await reader.next_async(timeout_ms=0), [])  # beside the wait of that call
             for number in range(2):
                 sequence.ingest(number, 0, layer.keys, layer.values)
             while not expected <= found:

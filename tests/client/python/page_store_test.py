@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import unittest
 
 import numpy as np
@@ -241,16 +242,41 @@ class FailureTest(unittest.TestCase):
 
     def test_pages_are_gone_with_a_killed_daemon_and_stored_again_in_the_next(self):
         daemon = self.start()
-        store = store_of(daemon.endpoint, timeout_ms=2000)
+        store = store_of(daemon.endpoint, timeout_ms=2000)  # short for the daemon that does not answer
         self.addCleanup(store.close)
-        self.assertEqual(store.put([("key", content_of(1))]), [True])
+        patient = store_of(daemon.endpoint)
+        self.addCleanup(patient.close)
+        self.assertEqual(patient.put([("key", content_of(1))]), [True])
         daemon.stop(signal.SIGKILL)
         self.all_missing(store)
         os.unlink(f"{self.folder}/s")
         self.start()
-        self.assertIsNone(read(store, "key"))
+        fresh = store_of(daemon.endpoint)
+        self.addCleanup(fresh.close)
+        self.assertIsNone(read(fresh, "key"))
+        self.assertEqual(fresh.put([("key", content_of(1))]), [True])
+        end = time.monotonic() + 60
+        while (found := read(store, "key")) is None and time.monotonic() < end:
+            time.sleep(0.1)
+        np.testing.assert_array_equal(found, content_of(1))
+
+    def test_a_page_cache_that_another_thread_has_closed_is_no_miss(self):
+        daemon = self.start()
+        store = store_of(daemon.endpoint)
+        self.addCleanup(store.close)
         self.assertEqual(store.put([("key", content_of(1))]), [True])
+        open_cache, closed = store._open, []
+
+        def close_once():
+            cache = open_cache()
+            if not closed:
+                closed.append(cache)
+                cache.close()
+            return cache
+
+        store._open = close_once
         np.testing.assert_array_equal(read(store, "key"), content_of(1))
+        self.assertEqual(store.status()["failures"], 0)
 
     def test_the_first_call_after_a_restart_is_served(self):
         daemon = self.start()

@@ -11,6 +11,7 @@ pqcached.lease_ms, the time for which a page that was found is kept for the load
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
@@ -115,8 +116,14 @@ class HiCacheStore(HiCacheStorage):  # type: ignore[misc]
         return self._move(transfers, self._back_up)
 
     def clear(self) -> None:
-        if not self._store.clear():
-            _log.warning("pqcached: the stored pages were not cleared")
+        """Removes all pages. Waits for the leases of pages that were found: SGLang reports success
+        whatever happens here.
+        """
+        end = time.monotonic() + self._lease_ms / 1000 + 1
+        while not (is_clear := self._store.clear()) and time.monotonic() < end:
+            time.sleep(0.1)
+        if not is_clear:
+            _log.error("pqcached: the stored pages were NOT cleared, and can be found again")
 
     def close(self) -> None:
         self._store.close()

@@ -17,6 +17,7 @@ import xml.etree.ElementTree
 REQUIREMENTS = {
     "abidiff": "abidiff (Debian: abigail-tools), and a build without a sanitizer",
     "asan": "a build with AddressSanitizer",
+    "descriptors": "a limit of 12,000 open descriptors (ulimit -Hn)",
     "freezer_cgroup": "a writable freezer of cgroup version 1, and root",
     "gemma": "Gemma 3 270M, fetched by tests/quality/pretrained.py --gemma",
     "gpu": "a GPU, and nvcc to compile for it",

@@ -8,6 +8,7 @@ OPTIONS: JSON, arguments of vllm.LLM. Each line of stdin is a JSON object, and i
   requests  [{"ids": [...], "tokens": N, "at": PASS, "abort": M}]: each comes before pass number PASS (0) of those that follow, and is aborted
             when it has M tokens
   passes    passes of the model to make (null: until all requests have ended)
+  abort     true: the requests that still run are aborted before
 
 The answer has the new tokens of all requests since the last ones had ended, with the seconds to their first token and between the others,
 and the counts of our connector.
@@ -64,8 +65,10 @@ class Session:
             if len(self._requests[name].tokens) >= self._requests[name].wanted.get("abort", 1 << 30):
                 self._engine.abort_request([name])
 
-    def run(self, requests, passes):
+    def run(self, requests, passes, abort):
         """Returns what the answer has."""
+        if abort:
+            self._engine.abort_request(list(self._requests))
         if not self._engine.has_unfinished_requests():
             self._requests.clear()
         for wanted in requests:
@@ -97,7 +100,7 @@ def main():
     session = Session(LLM(model=sys.argv[1], **options).llm_engine)
     print("ready", file=answers)
     for line in sys.stdin:
-        print("answer", json.dumps(session.run(**{"requests": [], "passes": None, **json.loads(line)})), file=answers)
+        print("answer", json.dumps(session.run(**{"requests": [], "passes": None, "abort": False, **json.loads(line)})), file=answers)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,38 @@ class KillsTest(unittest.TestCase):
 
 
 @needs_vllm
+class FailedLoadTest(unittest.TestCase):
+    """The loads of a copy of the package fail while a file exists. vLLM's prefix cache is on, and is filled with other prompts in between."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.failing, package = pathlib.Path(folder.name, "failing"), pathlib.Path(folder.name, "package")
+        shutil.copytree(engines.PACKAGE, package)
+        worker = package / "pqcached_vllm/worker.py"
+        begin = "        assert stored is not None\n"
+        fault = f"        import os, pqcached\n        if os.path.exists({str(self.failing)!r}):\n            raise pqcached.NotFound('a test')\n"
+        self.assertEqual(worker.read_text().count(begin), 1)
+        worker.write_text(worker.read_text().replace(begin, begin + fault))
+        sidecar = self.enterContext(daemon())
+        self.stock, self.ours = self.enterContext(engines.running(Engine(environment.tiny()), Engine(
+            environment.tiny(), {"endpoint": sidecar.endpoint, "timeout_ms": 20000, "threads": 1}, package=package, num_gpu_blocks_override=12,
+            max_model_len=1024)))
+
+    def test_a_request_that_is_aborted_after_it_leaves_nothing_to_the_next_one(self):
+        made = random.Random(7)
+        prompt, *others = ({"ids": [made.randrange(2, 500) for _ in range(640)], "tokens": 10} for _ in range(4))
+        expected = tokens_of(self.stock.run([prompt]))
+        self.assertEqual(tokens_of(self.ours.run([prompt])), expected)
+        self.ours.run(others)
+        self.failing.touch()
+        counts = self.ours.run([prompt], passes=1)["counts"]
+        self.assertEqual((counts["failed_calls"], counts["loaded_tokens"]), (1, 0))
+        self.failing.unlink()
+        self.assertEqual(tokens_of(self.ours.run([prompt], abort=True)), expected)
+
+
+@needs_vllm
 class RefusalsTest(unittest.TestCase):
     """vLLM starts, and runs without us or with less of us, after one line that says why."""
 

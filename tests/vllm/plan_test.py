@@ -61,6 +61,17 @@ class Plans(unittest.TestCase):
         made = self.planner.plan([], [Scheduled("a", [], 13)], {"a": [1, 2, 3, 4]}, {"a": 1}, [])
         self.assertEqual(made.parts, (Part("a", 13, 1, 4),))
 
+    def test_blocks_that_were_not_loaded_leave_vllms_cache_with_those_behind_them(self):
+        self.planner.allocated("b", self.tokens, b"key", 0)
+        self.planner.allocated("c", self.tokens, b"key", 0)
+        self.planner.plan([Scheduled("a", [5, 6, 7], 4), Scheduled("b", [5, 8, 9], 4), Scheduled("c", [1, 2, 3], 4)], [], {},
+                          {"a": 6, "b": 6, "c": 6}, [])
+        self.assertEqual(self.planner.blocks_from({6}), {6, 7})
+        self.planner.finished("a")  # aborted while the pass went on
+        self.assertEqual(self.planner.blocks_from({5}), {5, 6, 7, 8, 9})
+        self.planner.plan([], [Scheduled("b", [], 10)], {}, {"b": 1}, ["a", "c"])
+        self.assertEqual((self.planner.blocks_from({5}), self.planner.blocks_from({1})), ({5, 8, 9}, {1}))
+
     def test_a_request_that_comes_back_begins_anew(self):
         self.begin()
         self.planner.allocated("a", self.tokens + [10, 11], b"key", 8)

@@ -58,6 +58,14 @@ class PqcachedConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Tuple[Optional[int], bool]:
         return (self._scheduler.matched(request, num_computed_tokens) if self._scheduler else 0), False
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        if self._scheduler:
+            self._scheduler.bind_pool(gpu_block_pool)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        if self._scheduler:
+            self._scheduler.unloaded(connector_output.invalid_block_ids)
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler:
             self._scheduler.allocated(request, num_external_tokens)

@@ -8,7 +8,7 @@ by which the workers recognize the request in the batch.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 SHARED_TOKENS = 128  # later prompts share rows in groups of so many tokens
 
@@ -149,7 +149,9 @@ class Planner:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._known: Dict[str, Known] = {}
-        self._names: List[NewNames] = []  # of requests that have ended since the last plan
+        # Requests that have finished since the last plan: names, and block tables.
+        self._names: List[NewNames] = []
+        self._finished: List[List[int]] = []
 
     def allocated(self, request_id: str, token_ids: Any, extra_key: Optional[bytes], loaded: int) -> None:
         """Takes a request that begins or comes back with the next plan. token_ids: its growing
@@ -161,6 +163,17 @@ class Planner:
         known = self._known.pop(request_id, None)
         if known is not None:
             self._names += known.new_names(request_id)
+            self._finished.append(known.blocks)
+
+    def blocks_from(self, unloaded: AbstractSet[int]) -> Set[int]:
+        """Returns blocks that were not loaded, and those that the requests of the last plan have
+        behind them: their rows come from wrong ones.
+        """
+        found = set(unloaded)
+        for blocks in (*(known.blocks for known in self._known.values()), *self._finished):
+            first = next((place for place, block in enumerate(blocks) if block in unloaded), len(blocks))
+            found.update(blocks[first:])
+        return found
 
     def plan(self, begun: Iterable[Scheduled], running: Iterable[Scheduled], replaced: Mapping[str, Sequence[int]],
              counts: Mapping[str, int], ended: Iterable[str]) -> Plan:
@@ -171,6 +184,11 @@ class Planner:
         that the pass computes. ended: requests that were finished or preempted since the last pass.
         """
         names, self._names = self._names, []
+        self._finished.clear()
+        ended = tuple(ended)
+        for request_id in ended:
+            if request_id in self._known:
+                self._known[request_id].blocks = []
         beginnings, parts = [], []
         for one in begun:
             known = self._known.get(one.request_id)
@@ -185,4 +203,4 @@ class Planner:
                 known.blocks = list(replaced.get(one.request_id, known.blocks))
                 parts.append(known.part(one, counts, self._block_tokens))
                 names += known.new_names(one.request_id)
-        return Plan(self._block_tokens, tuple(names), tuple(ended), tuple(beginnings), tuple(parts))
+        return Plan(self._block_tokens, tuple(names), ended, tuple(beginnings), tuple(parts))

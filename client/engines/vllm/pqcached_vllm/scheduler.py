@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import AbstractSet, Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import pqcached
@@ -40,6 +40,19 @@ class Scheduler:
         self._answers: Dict[str, Tuple[float, int, int]] = {}
         for sidecar in self._sidecars:
             sidecar.connect()
+        self._pool: Any = None
+
+    def bind_pool(self, pool: Any) -> None:
+        """pool: vLLM's blocks, with its own prefix cache."""
+        self._pool = pool
+
+    def unloaded(self, blocks: AbstractSet[int]) -> None:
+        """Takes the blocks out of vLLM's prefix cache that were not loaded in the last pass, and
+        those behind them. vLLM has put them there before the pass, and keeps them when it
+        recomputes: a request that ends before would leave them to later ones.
+        """
+        if blocks and self._pool is not None:
+            self._pool.evict_blocks(self._planner.blocks_from(blocks))
 
     def matched(self, request: Any, local: int) -> int:
         """Returns the tokens to load for a request behind `local` ones."""

@@ -52,6 +52,9 @@ HOOKS: Mapping[str, str] = {
     f"{_CONNECTOR}.get_block_ids_with_load_errors": "self",
     f"{_CONNECTOR}.shutdown": "self",
     f"{_CONNECTOR}.get_num_new_matched_tokens": "self request num_computed_tokens",
+    f"{_CONNECTOR}.bind_gpu_block_pool": "self gpu_block_pool",
+    f"{_CONNECTOR}.update_connector_output": "self connector_output",
+    "vllm.v1.core.block_pool:BlockPool.evict_blocks": "self block_ids",
     f"{_CONNECTOR}.update_state_after_alloc": "self request blocks num_external_tokens",
     f"{_CONNECTOR}.build_connector_meta": "self scheduler_output",
     f"{_CONNECTOR}.request_finished": "self request block_ids",
@@ -65,6 +68,7 @@ FIELDS: Mapping[str, str] = {
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata": "block_table seq_lens query_start_loc",
     "vllm.v1.core.sched.output:SchedulerOutput":
         "scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens finished_req_ids preempted_req_ids has_sync_kv_loads",
+    "vllm.v1.outputs:KVConnectorOutput": "invalid_block_ids",
     "vllm.v1.core.sched.output:NewRequestData": "req_id block_ids num_computed_tokens",
     "vllm.v1.core.sched.output:CachedRequestData": "req_ids resumed_req_ids new_block_ids num_computed_tokens",
 }

@@ -72,6 +72,17 @@ class Plans(unittest.TestCase):
         self.planner.plan([], [Scheduled("b", [], 10)], {}, {"b": 1}, ["a", "c"])
         self.assertEqual((self.planner.blocks_from({5}), self.planner.blocks_from({1})), ({5, 8, 9}, {1}))
 
+    def test_rows_of_requests_that_are_running_end_with_a_reset(self):
+        self.begin()
+        self.planner.forget()
+        self.tokens += range(10, 300)
+        made = self.planner.plan([], [Scheduled("a", range(80), 10)], {}, {"a": 1}, [])
+        self.assertEqual((made.ended, made.names, len(made.parts)), (("a",), (), 1))
+        self.assertEqual(self.planner.plan([], [Scheduled("a", [], 11)], {}, {"a": 1}, []).ended, ())
+        self.planner.allocated("a", self.tokens, b"new", 0)  # it was preempted
+        made = self.planner.plan([Scheduled("a", range(80), 0)], [], {}, {"a": 300}, ["a"])
+        self.assertEqual((made.ended, made.beginnings[0].extra_key, len(made.beginnings[0].token_ids)), (("a",), b"new", 300))
+
     def test_a_request_that_comes_back_begins_anew(self):
         self.begin()
         self.planner.allocated("a", self.tokens + [10, 11], b"key", 8)

@@ -1,6 +1,7 @@
 """The requests of a worker of vLLM and their sequences in a real sidecar, without vLLM. Usage: requests_test.py BUILD"""
 
 import sys
+import types
 import unittest
 
 import engines  # first
@@ -12,8 +13,10 @@ from pqcached import DType, LayerGroup
 
 sys.path.insert(0, str(engines.PACKAGE))
 
+from pqcached_vllm.model import Model  # noqa: E402
 from pqcached_vllm.plan import Beginning, NewNames, Part  # noqa: E402
 from pqcached_vllm.requests import Requests  # noqa: E402
+from pqcached_vllm.scheduler import Scheduler  # noqa: E402
 from pqcached_vllm.settings import Settings  # noqa: E402
 from pqcached_vllm.sidecar import Sidecar  # noqa: E402
 
@@ -167,6 +170,47 @@ class RequestsTest(unittest.TestCase):
         self.requests.begin_pass()
         self.assertIsNone(self.requests.begin(beginning("b", range(100))))
         self.assertIsNone(self.sidecar.cache)
+
+
+class SchedulerTest(unittest.TestCase):
+    """The scheduler's half, with a worker's requests."""
+
+    def setUp(self):
+        endpoint = self.enterContext(running()).endpoint
+        made = Settings(endpoint=endpoint, timeout_ms=20000, retry_ms=1)
+        self.scheduler = Scheduler([Model(GROUP, ["a", "b"], "model", "cache", 128)], made)
+        self.addCleanup(self.scheduler.close)
+        self.sidecar = Sidecar(made, GROUP, "model", "cache", 1)
+        self.addCleanup(self.sidecar.close)
+        self.requests, self.made = Requests(self.sidecar, made), 0
+
+    def request(self, count=300):
+        self.made += 1
+        return types.SimpleNamespace(request_id=f"r{self.made}", all_token_ids=list(range(count)), prompt_token_ids=[1], prompt_embeds=None,
+                                     mm_features=[], lora_request=None, cache_salt=None, skip_reading_prefix_cache=False)
+
+    def store(self):
+        """Stores a request as a pass does."""
+        request = self.request()
+        self.scheduler.allocated(request, 0)
+        new = types.SimpleNamespace(req_id=request.request_id, block_ids=[[1, 2, 3]], num_computed_tokens=0)
+        output = types.SimpleNamespace(
+            scheduled_new_reqs=[new], finished_req_ids=set(), preempted_req_ids=None, num_scheduled_tokens={request.request_id: 300},
+            scheduled_cached_reqs=types.SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=set()))
+        made = self.scheduler.plan(output, {})
+        self.requests.begin_pass()
+        self.requests.begin(made.beginnings[0])
+        self.requests.enqueue(made.parts[0], rows(0, 300))
+        self.requests.end(request.request_id)
+
+    def test_after_a_reset_nothing_is_matched_that_was_stored_before(self):
+        self.store()
+        waiting = self.request()
+        self.assertEqual(self.scheduler.matched(waiting, 0), 256)
+        self.scheduler.reset()
+        self.assertEqual([self.scheduler.matched(each, 0) for each in (waiting, self.request())], [0, 0])
+        self.store()
+        self.assertEqual(self.scheduler.matched(self.request(), 0), 256)
 
 
 if __name__ == "__main__":

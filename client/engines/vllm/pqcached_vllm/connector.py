@@ -80,6 +80,11 @@ class PqcachedConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._scheduler.finished(request)
         return False, None
 
+    def reset_cache(self) -> bool:
+        if self._scheduler:
+            self._scheduler.reset()
+        return True
+
     @property
     def requires_kv_delivery(self) -> bool:
         return False

@@ -152,6 +152,7 @@ class Planner:
         # Requests that have finished since the last plan: names, and block tables.
         self._names: List[NewNames] = []
         self._finished: List[List[int]] = []
+        self._forgotten: List[str] = []  # requests whose rows end with the next plan
 
     def allocated(self, request_id: str, token_ids: Any, extra_key: Optional[bytes], loaded: int) -> None:
         """Takes a request that begins or comes back with the next plan. token_ids: its growing
@@ -164,6 +165,13 @@ class Planner:
         if known is not None:
             self._names += known.new_names(request_id)
             self._finished.append(known.blocks)
+
+    def forget(self) -> None:
+        """Ends the rows of all requests with the next plan; vLLM goes on with the requests."""
+        for request_id, known in self._known.items():
+            if known.is_stored:
+                known.is_stored = False
+                self._forgotten.append(request_id)
 
     def blocks_from(self, unloaded: AbstractSet[int]) -> Set[int]:
         """Returns blocks that were not loaded, and those that the requests of the last plan have
@@ -189,6 +197,7 @@ class Planner:
         for request_id in ended:
             if request_id in self._known:
                 self._known[request_id].blocks = []
+        ended, self._forgotten = tuple({*ended, *self._forgotten}), []
         beginnings, parts = [], []
         for one in begun:
             known = self._known.get(one.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import AbstractSet, Any, Dict, List, Optional, Tuple
 
@@ -36,6 +37,7 @@ class Scheduler:
         self._block_tokens = models[0].block_tokens
         self._sidecars = [Sidecar(settings, model.group, model.fingerprint, model.cache, 1) for model in models]
         self._planner = Planner(self._block_tokens)
+        self._epoch = b""  # a part of the keys of all prefixes since the last reset
         # Request -> (time, its tokens, stored ones).
         self._answers: Dict[str, Tuple[float, int, int]] = {}
         for sidecar in self._sidecars:
@@ -54,9 +56,21 @@ class Scheduler:
         if blocks and self._pool is not None:
             self._pool.evict_blocks(self._planner.blocks_from(blocks))
 
+    def reset(self) -> None:
+        """Leaves all that is stored to other engines: the weights may have changed. Rows of requests
+        that are running end, and those that begin have keys that none had before.
+        """
+        self._epoch = os.urandom(16)
+        self._answers.clear()
+        self._planner.forget()
+
+    def _key(self, request: Any) -> Optional[bytes]:
+        key = extra_key(request)
+        return hashlib.sha256(self._epoch + key).digest() if key is not None and self._epoch else key
+
     def matched(self, request: Any, local: int) -> int:
         """Returns the tokens to load for a request behind `local` ones."""
-        key = extra_key(request)
+        key = self._key(request)
         if key is None or request.skip_reading_prefix_cache:
             return 0
         tokens = len(request.all_token_ids)
@@ -82,7 +96,7 @@ class Scheduler:
 
     def allocated(self, request: Any, loaded: int) -> None:
         self._answers.pop(request.request_id, None)
-        self._planner.allocated(request.request_id, request.all_token_ids, extra_key(request), loaded)
+        self._planner.allocated(request.request_id, request.all_token_ids, self._key(request), loaded)
 
     def finished(self, request: Any) -> None:
         self._answers.pop(request.request_id, None)

@@ -57,6 +57,7 @@ HOOKS: Mapping[str, str] = {
     "vllm.v1.core.block_pool:BlockPool.evict_blocks": "self block_ids",
     f"{_CONNECTOR}.update_state_after_alloc": "self request blocks num_external_tokens",
     f"{_CONNECTOR}.build_connector_meta": "self scheduler_output",
+    f"{_CONNECTOR}.reset_cache": "self",
     f"{_CONNECTOR}.request_finished": "self request block_ids",
     f"{_CPU}Impl.forward": "self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
     f"{_CPU}Impl.do_kv_cache_update": "self layer key value kv_cache slot_mapping",

@@ -174,7 +174,7 @@ class Models(unittest.TestCase):
     """What vLLM's configuration says about a model, with parts of it changed."""
 
     @staticmethod
-    def describe(spec=(), model=(), groups=1, extra=(), **parts):
+    def describe(spec=(), model=(), groups=1, extra=(), length=4096, quantization=None, **parts):
         spec_type = type("FullAttentionSpec", (), {})
         made = spec_type()
         vars(made).update({"num_kv_heads": 2, "head_size": 32, "block_size": 128, "dtype": "torch.float32", "sliding_window": None, **dict(spec)})
@@ -184,6 +184,7 @@ class Models(unittest.TestCase):
             "parallel_config": namespace(pipeline_parallel_size=1, tensor_parallel_size=1), "device_config": namespace(device_type="cpu"),
             "cache_config": namespace(cache_dtype="auto"), "speculative_config": None,
             "model_config": namespace(dtype="torch.float32", hf_config=hf_config, model="m", revision=None,
+                                      max_model_len=length, quantization=quantization,
                                       get_num_attention_heads=lambda _: 4), **parts})
         names = [f"model.layers.{number}.self_attn.attn" for number in (10, 2, 0)]
         cache_config = namespace(kv_cache_groups=[namespace(kv_cache_spec=made, layer_names=names)] * groups)
@@ -195,11 +196,13 @@ class Models(unittest.TestCase):
         self.assertEqual((list(made.group.layers), made.group.kv_heads, made.group.query_heads, made.group.key_dim), ([0, 1, 2], 2, 4, 32))
 
     def test_the_fingerprint_has_all_that_rows_depend_on(self):
+        longrope = {"rope_parameters": {"rope_type": "longrope"}}
         made = [self.describe(), self.describe(model={"rope_theta": 1e5}), self.describe(extra={"model": "other"}),
-                self.describe(spec={"dtype": "torch.bfloat16"})]
-        self.assertEqual(len({each.fingerprint for each in made}), 4)
-        self.assertEqual(len({each.cache for each in made}), 4)
-        self.assertEqual(self.describe(model={"transformers_version": "6"}), made[0])
+                self.describe(spec={"dtype": "torch.bfloat16"}), self.describe(quantization="fp8"), self.describe(quantization="awq"),
+                self.describe(model=longrope), self.describe(model=longrope, length=8192)]
+        self.assertEqual(len({each.fingerprint for each in made}), len(made))
+        self.assertEqual(len({each.cache for each in made}), len(made))
+        self.assertEqual([self.describe(model={"transformers_version": "6"}), self.describe(length=8192)], [made[0]] * 2)
         long = [self.describe(extra={"model": first + "x" * 1000}).fingerprint for first in "ab"]
         self.assertNotEqual(*long)
         self.assertLessEqual(len(long[0].encode()), 256)

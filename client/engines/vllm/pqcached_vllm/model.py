@@ -60,7 +60,12 @@ def _fingerprint(config: Any, settings: Settings, dtype: DType) -> str:
     """Names everything that keys and values depend on, under the promise that equal names are equal weights."""
     model = config.model_config
     shape: Dict[str, Any] = {key: value for key, value in model.hf_config.to_dict().items() if key not in _FILE_KEYS}
-    digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
+    text = json.dumps(shape, sort_keys=True, default=str)
+    if model.quantization is not None:
+        text += f" {model.quantization}"
+    if '"longrope"' in text:  # it has other factors for long contexts
+        text += f" {model.max_model_len}"
+    digest = hashlib.sha256(text.encode())
     name = settings.model or f"{model.model}@{model.revision}"
     digest.update(name.encode())
     return f"vllm {dtype.name} {digest.hexdigest()[:32]} {name[-150:]}"

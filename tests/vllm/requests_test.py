@@ -124,6 +124,18 @@ class RequestsTest(unittest.TestCase):
             self.requests.begin_pass()
         self.assertIsNotNone(self.requests.begin(beginning("b", range(100))))
 
+    def test_a_prefix_is_loaded_in_a_pass_that_is_distrusted_and_nothing_is_stored_behind_it(self):
+        self.store("a", range(300))
+        self.requests.end("a")
+        self.requests.distrust()
+        for _ in range(2):
+            self.requests.begin_pass()
+            self.check_rows(self.requests.begin(beginning("b", range(300), loaded=256)), 256)
+            is_distrusted = self.requests.is_distrusted
+            self.requests.loaded()
+            self.assertEqual(self.requests.is_followed("b"), not is_distrusted)
+        self.assertFalse(is_distrusted)
+
     def test_a_reply_with_names_is_shared_too(self):
         self.store("a", range(100))
         self.requests.name(NewNames("a", 100, tuple(range(100, 120))))

@@ -72,6 +72,11 @@ class Requests:
         self._late.clear()
         self._drop_all()
 
+    def loaded(self) -> None:
+        """Takes note that all prefixes of the pass are loaded. When it is distrusted, nothing of it is stored."""
+        if self.is_distrusted:
+            self._drop_all()
+
     def find(self, request_id: str) -> Optional[Stored]:
         return self._stored.get(request_id)
 
@@ -115,7 +120,7 @@ class Requests:
         return stored
 
     def _create(self, beginning: Beginning) -> None:
-        if beginning.token_ids is None or self.is_distrusted or not self._sidecar.connect():
+        if beginning.token_ids is None or (self.is_distrusted and not beginning.loaded_tokens) or not self._sidecar.connect():
             return
         assert self._sidecar.cache is not None
         live = self._settings.is_selecting and self._settings.index != "flat" and len(beginning.token_ids) >= self._settings.min_tokens

@@ -86,6 +86,7 @@ class Worker:
         self._to_load = {}
         if self._unloaded:
             self._requests.distrust()
+        self._requests.loaded()
 
     def _load(self, beginning: Beginning, stored: Optional[Stored]) -> None:
         assert stored is not None

@@ -2,8 +2,10 @@
 
 import ast
 import json
+import os
 import pathlib
 import sys
+import tempfile
 import types
 import unittest
 
@@ -127,8 +129,30 @@ class Keys(unittest.TestCase):
         return types.SimpleNamespace(**{"prompt_token_ids": [1], "prompt_embeds": None, "mm_features": [], "lora_request": None,
                                         "cache_salt": None, **changes})
 
+    @staticmethod
+    def adapter(path, number=1, load_inplace=False):
+        return types.SimpleNamespace(lora_name="a", lora_path=path, lora_int_id=number, load_inplace=load_inplace)
+
+    def test_an_adapter_that_is_trained_again_at_its_path_has_other_keys_when_vllm_reads_it_again(self):
+        def key(number, load_inplace=False):
+            return extra_key(self.request(lora_request=self.adapter(folder, number, load_inplace)))
+
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        file = pathlib.Path(folder, "adapter_model.safetensors")
+        file.write_text("first")
+        os.utime(file, ns=(1, 1))
+        before = key(1)
+        self.assertEqual(key(2), before)
+        os.utime(file, ns=(2, 2))
+        again = key(3)
+        file.write_text("longer")
+        os.utime(file, ns=(2, 2))
+        self.assertEqual([key(1), key(3)], [before, again])  # vLLM keeps what it has read
+        self.assertEqual(len({before, again, key(4), key(1, load_inplace=True)}), 3)
+        self.assertEqual(key(4), key(1, load_inplace=True))
+
     def test_rows_that_depend_on_more_than_tokens_are_kept_apart(self):
-        lora = types.SimpleNamespace(lora_name="a", lora_path="b")
+        lora = self.adapter("b")
         keys = [extra_key(self.request(**changes)) for changes in ({}, {"cache_salt": "s"}, {"cache_salt": "t"}, {"lora_request": lora},
                                                                    {"lora_request": lora, "cache_salt": "s"})]
         self.assertEqual(keys[0], b"")

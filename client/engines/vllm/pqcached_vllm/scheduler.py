@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import time
@@ -18,6 +19,26 @@ from .sidecar import Sidecar
 # Time for which an answer about a waiting request holds: vLLM asks again in each pass.
 ANSWER_SECONDS = 1.0
 
+AdapterState = Tuple[int, Tuple[Tuple[str, int], ...]]
+
+
+def adapter_state(path: str) -> AdapterState:
+    """Returns the newest time of an adapter's files, and their sizes: they change when it is trained
+    again at the same path.
+    """
+    try:
+        with os.scandir(path) as entries:
+            files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+    except OSError:  # the name of a repository
+        return 0, ()
+    return max((state.st_mtime_ns for _, state in files), default=0), tuple((name, state.st_size) for name, state in files)
+
+
+@functools.lru_cache(maxsize=1024)
+def first_state(path: str, number: int) -> AdapterState:
+    """Returns the state at an adapter's first request, when vLLM reads it. number: vLLM's of what it has read."""
+    return adapter_state(path)
+
 
 def extra_key(request: Any) -> Optional[bytes]:
     """Returns what else than tokens the rows depend on; None when they must not be stored."""
@@ -26,7 +47,10 @@ def extra_key(request: Any) -> Optional[bytes]:
     if request.lora_request is None and request.cache_salt is None:
         return b""
     lora = request.lora_request
-    parts = (request.cache_salt, lora and lora.lora_name, lora and lora.lora_path)
+    parts: List[Any] = [request.cache_salt]
+    if lora is not None:  # load_inplace: vLLM reads it for each request
+        state = adapter_state(lora.lora_path) if lora.load_inplace else first_state(lora.lora_path, lora.lora_int_id)
+        parts += lora.lora_name, lora.lora_path, state
     return hashlib.sha256(repr(parts).encode()).digest()
 
 

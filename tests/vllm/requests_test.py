@@ -1,6 +1,7 @@
 """The requests of a worker of vLLM and their sequences in a real sidecar, without vLLM. Usage: requests_test.py BUILD"""
 
 import sys
+import time
 import types
 import unittest
 
@@ -52,6 +53,10 @@ class RequestsTest(unittest.TestCase):
         made = Requests(self.sidecar, settings)
         made.begin_pass()
         return made
+
+    def drop_cache(self):
+        with pqcached.Client(self.daemon.endpoint) as client:
+            client.open_cache("cache", model_fingerprint="model", groups=[GROUP]).drop()
 
     def store(self, name, tokens, **named):
         stored = self.requests.begin(beginning(name, tokens, **named))
@@ -169,6 +174,17 @@ class RequestsTest(unittest.TestCase):
         self.assertEqual(self.requests.counts.failed_calls, 1)
         self.assertFalse(self.requests.is_followed("a"))
 
+    def test_a_cache_that_was_dropped_is_made_anew(self):
+        self.requests.begin_pass()
+        self.drop_cache()
+        self.assertIsNone(self.requests.begin(beginning("a", range(100), loaded=64)))  # its prefix may be gone
+        self.assertIsNotNone(self.sidecar.cache)
+        self.assertIsNone(self.requests.begin(beginning("a", range(100))))
+        self.assertIsNone(self.sidecar.cache)
+        time.sleep(0.01)
+        self.requests.begin_pass()
+        self.assertIsNotNone(self.requests.begin(beginning("a", range(100))))
+
     def test_without_a_sidecar_no_request_is_stored(self):
         self.store("a", range(100))
         self.store("b", range(100))
@@ -188,8 +204,8 @@ class SchedulerTest(unittest.TestCase):
     """The scheduler's half, with a worker's requests."""
 
     def setUp(self):
-        endpoint = self.enterContext(running()).endpoint
-        made = Settings(endpoint=endpoint, timeout_ms=20000, retry_ms=1)
+        self.endpoint = self.enterContext(running()).endpoint
+        made = Settings(endpoint=self.endpoint, timeout_ms=20000, retry_ms=1)
         self.scheduler = Scheduler([Model(GROUP, ["a", "b"], "model", "cache", 128)], made)
         self.addCleanup(self.scheduler.close)
         self.sidecar = Sidecar(made, GROUP, "model", "cache", 1)
@@ -214,6 +230,17 @@ class SchedulerTest(unittest.TestCase):
         self.requests.begin(made.beginnings[0])
         self.requests.enqueue(made.parts[0], rows(0, 300))
         self.requests.end(request.request_id)
+
+    def test_a_cache_that_was_dropped_is_made_anew(self):
+        self.store()
+        with pqcached.Client(self.endpoint) as client:
+            client.open_cache("cache", model_fingerprint="model", groups=[GROUP]).drop()
+        self.assertEqual(self.scheduler.matched(self.request(), 0), 0)
+        time.sleep(0.01)
+        for _ in range(2):  # the worker's half finds out by itself
+            self.store()
+            time.sleep(0.01)
+        self.assertEqual(self.scheduler.matched(self.request(), 0), 256)
 
     def test_after_a_reset_nothing_is_matched_that_was_stored_before(self):
         self.store()

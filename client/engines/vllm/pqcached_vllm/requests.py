@@ -129,7 +129,11 @@ class Requests:
             sequence = self._sidecar.cache.create_sequence(
                 np.asarray(beginning.token_ids, np.uint32), extra_key=beginning.extra_key, at_least_tokens=beginning.first,
                 retain=True, live_index=live, **more)
-        except pqcached.NotFound:
+        except pqcached.NotFound as error:
+            if beginning.first == 0:  # no prefix was asked for
+                self.counts.failed_calls += 1
+                self._sidecar.gone(error)
+                self._drop_all()
             return
         except pqcached.Error as error:
             self.failed(error, "a request begins")

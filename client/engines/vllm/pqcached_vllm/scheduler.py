@@ -114,6 +114,9 @@ class Scheduler:
         assert sidecar.cache is not None
         try:
             return int(sidecar.cache.match_prefix(ids, extra_key=key))
+        except pqcached.NotFound as error:
+            sidecar.gone(error)
+            return 0
         except pqcached.Error as error:
             sidecar.failed(error, "a prefix is looked for")
             return 0

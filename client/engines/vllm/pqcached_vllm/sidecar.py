@@ -61,6 +61,10 @@ class Sidecar:
         else:
             log.warn(f"{what}: {error}")
 
+    def gone(self, error: pqcached.Error) -> None:
+        """Takes note that the cache was dropped. The next connection makes it anew."""
+        self.lose(f"the cache is gone; vLLM goes on without it for a while: {error}")
+
     def close(self) -> None:
         self._is_closed = True
         if self.client is not None:

@@ -8,7 +8,7 @@ OPTIONS: JSON, arguments of vllm.LLM. Each line of stdin is a JSON object, and i
   requests  [{"ids": [...], "tokens": N, "at": PASS, "abort": M}]: each comes before pass number PASS (0) of those that follow, and is aborted
             when it has M tokens
   passes    passes of the model to make (null: until all requests have ended)
-  abort     true: the requests that still run are aborted before
+  abort     places of requests in the last answer: they are aborted before
 
 The answer has the new tokens of all requests since the last ones had ended, with the seconds to their first token and between the others,
 and the counts of our connector.
@@ -67,8 +67,8 @@ class Session:
 
     def run(self, requests, passes, abort):
         """Returns what the answer has."""
-        if abort:
-            self._engine.abort_request(list(self._requests))
+        names = list(self._requests)
+        self._engine.abort_request([names[place] for place in abort])
         if not self._engine.has_unfinished_requests():
             self._requests.clear()
         for wanted in requests:
@@ -100,7 +100,7 @@ def main():
     session = Session(LLM(model=sys.argv[1], **options).llm_engine)
     print("ready", file=answers)
     for line in sys.stdin:
-        print("answer", json.dumps(session.run(**{"requests": [], "passes": None, "abort": False, **json.loads(line)})), file=answers)
+        print("answer", json.dumps(session.run(**{"requests": [], "passes": None, "abort": [], **json.loads(line)})), file=answers)
 
 
 if __name__ == "__main__":

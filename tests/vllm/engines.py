@@ -61,8 +61,8 @@ class Engine:
             raise RuntimeError("vLLM did not start:\n" + self.log.read_text()[-4000:])
         return self
 
-    def send(self, requests=(), passes=None, abort=False):
-        self.process.stdin.write(json.dumps({"requests": list(requests), "passes": passes, "abort": abort}) + "\n")
+    def send(self, requests=(), passes=None, abort=()):
+        self.process.stdin.write(json.dumps({"requests": list(requests), "passes": passes, "abort": list(abort)}) + "\n")
         self.process.stdin.flush()
 
     def receive(self, seconds=300):
@@ -75,7 +75,7 @@ class Engine:
             raise RuntimeError("vLLM has ended:\n" + self.log.read_text()[-4000:])
         return json.loads(line[len("answer "):])
 
-    def run(self, requests=(), passes=None, abort=False):
+    def run(self, requests=(), passes=None, abort=()):
         self.send(requests, passes, abort)
         return self.receive()
 

@@ -92,17 +92,26 @@ class FailedLoadTest(unittest.TestCase):
             environment.tiny(), {"endpoint": sidecar.endpoint, "timeout_ms": 20000, "threads": 1}, package=package, num_gpu_blocks_override=12,
             max_model_len=1024)))
 
-    def test_a_request_that_is_aborted_after_it_leaves_nothing_to_the_next_one(self):
-        made = random.Random(7)
-        prompt, *others = ({"ids": [made.randrange(2, 500) for _ in range(640)], "tokens": 10} for _ in range(4))
-        expected = tokens_of(self.stock.run([prompt]))
-        self.assertEqual(tokens_of(self.ours.run([prompt])), expected)
-        self.ours.run(others)
+    def fail_loads(self, requests):
+        """Makes the pass in which requests begin, and their loads fail."""
+        made = random.Random(8)
+        self.ours.run([{"ids": [made.randrange(2, 500) for _ in range(640)], "tokens": 10} for _ in range(3)])
         self.failing.touch()
-        counts = self.ours.run([prompt], passes=1)["counts"]
-        self.assertEqual((counts["failed_calls"], counts["loaded_tokens"]), (1, 0))
+        failed = self.ours.run(requests, passes=1)["counts"]["failed_calls"]
         self.failing.unlink()
-        self.assertEqual(tokens_of(self.ours.run([prompt], abort=True)), expected)
+        return failed
+
+    def test_a_request_that_is_aborted_after_it_leaves_nothing_to_others(self):
+        made = random.Random(7)
+        prompt = {"ids": [made.randrange(2, 500) for _ in range(640)], "tokens": 10}
+        (expected,) = tokens_of(self.stock.run([prompt]))
+        self.assertEqual(tokens_of(self.ours.run([prompt])), [expected])
+        self.assertEqual(self.fail_loads([prompt]), 1)
+        with self.subTest("that come later"):
+            self.assertEqual(tokens_of(self.ours.run([prompt], abort=[0])), [expected])
+        self.assertEqual(self.fail_loads([prompt, prompt]), 2)
+        with self.subTest("that came with it"):
+            self.assertEqual(tokens_of(self.ours.run(abort=[0]))[1], expected)
 
 
 @needs_vllm

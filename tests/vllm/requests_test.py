@@ -242,6 +242,20 @@ class SchedulerTest(unittest.TestCase):
             time.sleep(0.01)
         self.assertEqual(self.scheduler.matched(self.request(), 0), 256)
 
+    def test_a_request_waits_while_its_local_tokens_are_loaded_for_another_one(self):
+        self.store()
+        self.scheduler.allocated(self.request(), 0)  # it computes all
+        self.assertEqual(self.scheduler.matched(self.request(), 128), 128)
+        first, second = self.request(), self.request()
+        self.assertEqual(self.scheduler.matched(first, 128), 128)
+        self.scheduler.allocated(first, 128)
+        self.assertEqual([self.scheduler.matched(second, local) for local in (0, 128, 256)], [256, 128, None])
+        other = self.request()
+        other.all_token_ids[200] = 7
+        self.assertEqual(self.scheduler.matched(other, 256), 0)
+        self.store()  # plans the pass
+        self.assertEqual(self.scheduler.matched(second, 256), 0)
+
     def test_after_a_reset_nothing_is_matched_that_was_stored_before(self):
         self.store()
         waiting = self.request()

@@ -67,6 +67,8 @@ class Scheduler:
         for sidecar in self._sidecars:
             sidecar.connect()
         self._pool: Any = None
+        # Prompts that the pass being planned loads: tokens to the end of their first loaded block.
+        self._loading: List[List[int]] = []
 
     def bind_pool(self, pool: Any) -> None:
         """pool: vLLM's blocks, with its own prefix cache."""
@@ -92,8 +94,13 @@ class Scheduler:
         key = extra_key(request)
         return hashlib.sha256(self._epoch + key).digest() if key is not None and self._epoch else key
 
-    def matched(self, request: Any, local: int) -> int:
-        """Returns the tokens to load for a request behind `local` ones."""
+    def matched(self, request: Any, local: int) -> Optional[int]:
+        """Returns the tokens to load for a request behind `local` ones; None to be asked again for the
+        next pass, because the local ones are loaded in this one for another request: when that fails,
+        vLLM computes them again for the other request only, and not if it ends before.
+        """
+        if any(len(ids) <= local and list(request.all_token_ids[:len(ids)]) == ids for ids in self._loading):
+            return None
         key = self._key(request)
         if key is None or request.skip_reading_prefix_cache:
             return 0
@@ -122,7 +129,10 @@ class Scheduler:
             return 0
 
     def allocated(self, request: Any, loaded: int) -> None:
-        self._answers.pop(request.request_id, None)
+        _, tokens, stored = self._answers.pop(request.request_id, (0.0, 0, 0))
+        if loaded > 0:
+            local = tokens_to_load(stored, tokens, 0, self._block_tokens) - loaded
+            self._loading.append(list(request.all_token_ids[:local + self._block_tokens]))
         self._planner.allocated(request.request_id, request.all_token_ids, self._key(request), loaded)
 
     def finished(self, request: Any) -> None:
@@ -131,6 +141,7 @@ class Scheduler:
 
     def plan(self, output: Any, replaced: Dict[str, Any]) -> Plan:
         """replaced: block tables that have changed as a whole."""
+        self._loading.clear()
         cached = output.scheduled_cached_reqs
         begun = [Scheduled(one.req_id, one.block_ids[0], one.num_computed_tokens) for one in output.scheduled_new_reqs]
         running: List[Scheduled] = []

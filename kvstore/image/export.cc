@@ -107,7 +107,7 @@ void ImageWriter::Plan(bool is_open) {
       slots = std::max(slots, entry_.indexes[index]->header(slot).counted_end.load());
     }
   }
-  header_.is_open = is_open;
+  header_.is_open = is_open && !has_codes;  // with codes: a writer closed it concurrently
   header_.has_codes = has_codes;
   header_.first_position = rows.first_position();
   header_.token_end = entry_.token_end;

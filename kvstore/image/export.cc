@@ -96,7 +96,7 @@ void ImageWriter::Add(ImageSectionKind kind, uint32_t layer_slot, size_t part,
 
 void ImageWriter::Plan(bool is_open) {
   const SegmentRows& rows = *entry_.rows;
-  // A segment that was open when it was shared may still get rows and codes of its owner.
+  // A segment that was written when it was shared may still get rows and codes of its owner.
   const bool has_codes = entry_.use == nullptr || entry_.use->tail() == nullptr;
   uint32_t slots = entry_.token_end - rows.first_position();
   for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {

@@ -493,6 +493,8 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Share(uint32_t token_c
       tail = std::move(pinned.pin);
       const MutexLock lock(&mutex_);
       views_.push_back(std::move(pinned.view));
+    } else if (tail == nullptr && entry.token_end > (*base)->token_count()) {
+      tail = entry.rows;  // some layers of this sequence still write it
     }
     entry.token_end = std::min(entry.closed ? entry.token_end : token_count, token_count);
     entry.closed = true;

@@ -61,8 +61,9 @@ PinnedActiveSegment PinActiveSegment(std::vector<uint32_t> layer_tokens, const S
 // A sequence's share of a segment. Held by every list that contains the segment.
 class SegmentUse {
  public:
-  // `tail`: pin of a segment that was still open in the sequence it is shared with; slots below its
-  // layer_tokens are not overwritten while this object or a copy of `tail` lives.
+  // `tail`: set for a segment that was still written by the sequence it is shared with. Of an open
+  // one it is a pin: slots below its layer_tokens are not overwritten while this object or a copy
+  // of `tail` lives.
   SegmentUse(std::shared_ptr<const SegmentRows> rows, std::shared_ptr<const void> tail);
   ~SegmentUse();
   SegmentUse(const SegmentUse&) = delete;

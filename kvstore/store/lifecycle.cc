@@ -234,6 +234,8 @@ void Lifecycle::DropRedundant(const StoredSequence& retained, std::span<const Pr
       continue;
     }
     const auto held = other.sequence->Peek();
+    const uint64_t named_tokens = theirs.size() * kPrefixStepTokens;
+    if (held.ok() && (*held)->token_count() > named_tokens) continue;  // no key names all of them
     if (theirs.size() == keys.size() && held.ok() && !HasIndexesOf(**held, **kept)) continue;
     if (!other.sequence->holds().Claim()) continue;
     parts_.sequences.Remove(other.sequence->sequence_id());

@@ -65,6 +65,20 @@ TEST(Lifecycle, TokensThatAreRetainedHaveANewIdAndReplaceTheirBeginnings) {
   EXPECT_EQ((*retained[0].sequence->Peek())->token_count(), 512u);  // the active segment included
 }
 
+// An import adds such a sequence: no other one has tokens without names.
+TEST(Lifecycle, ASequenceWithoutNamesStaysWhenAnotherIsRetained) {
+  StoreParts parts(With(/*retain=*/true));
+  const auto source = parts.sequences.FindInAnyTenant(parts.Make("one", 200));
+  ASSERT_TRUE(source.ok()) << source.status();
+  const auto shared = source->names->Share(200, /*partial_indexes=*/false);
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  const auto added =
+      parts.lifecycle.AddPrefix(parts.cache, shared->snapshot, source->names->root(), NameView());
+  ASSERT_TRUE(added.ok()) << added.status();
+  parts.End(source->sequence->sequence_id());
+  EXPECT_TRUE(parts.sequences.FindInAnyTenant(added->sequence_id).ok());
+}
+
 TEST(Lifecycle, ARetainedSequenceMakesRoomForANewOne) {
   StoreParts parts(With(/*retain=*/true, /*max_sequences=*/1));
   parts.End(parts.Make("one", 256));

@@ -89,7 +89,12 @@ class ImagesReader {
   // Adds the sizes of an image's extents. A codebook that an earlier image has needs none.
   void AddSizes(const ParsedImage& image, std::vector<size_t>& sizes_bytes);
   bool NeedsMemory(const ImageSection& section) const;
-  ImageMemory TakeMemory(const ParsedImage& image, std::vector<Extent>::iterator& next);
+  // Returns the bytes of a section's extent.
+  size_t ExtentBytes(const ParsedImage& image, const ImageSection& section) const;
+  // Takes the extents of an image, of which `next` is the first one. Errors: kDataLoss: they are
+  // none of this image, because the file has changed since AddSizes.
+  absl::StatusOr<ImageMemory> TakeMemory(uint32_t number, const ParsedImage& image,
+                                         std::span<Extent>& next) const;
   absl::StatusOr<SegmentEntry> Assemble(uint32_t number, const ParsedImage& image,
                                         ImageMemory memory);
   absl::StatusOr<SegmentIndex::Layer> MakeLayer(uint32_t number, const ParsedImage& image,
@@ -158,13 +163,28 @@ bool ImagesReader::NeedsMemory(const ImageSection& section) const {
          !codebooks_.contains({section.part, section.layer_slot, section.codebook_crc});
 }
 
-ImageMemory ImagesReader::TakeMemory(const ParsedImage& image,
-                                     std::vector<Extent>::iterator& next) {
+size_t ImagesReader::ExtentBytes(const ParsedImage& image, const ImageSection& section) const {
+  if (section.kind != ImageSectionKind::kRows) return section.size_bytes;
+  return size_t{image.header.slot_capacity} *
+         cache_.layers.layers[section.layer_slot].shape.row_bytes;
+}
+
+absl::StatusOr<ImageMemory> ImagesReader::TakeMemory(uint32_t number, const ParsedImage& image,
+                                                     std::span<Extent>& next) const {
   ImageMemory memory;
   for (const ImageSection& section : image.sections) {
-    memory.extents.push_back(NeedsMemory(section) ? std::move(*next++) : Extent());
-    const Extent& extent = memory.extents.back();
-    memory.targets.push_back(extent.ref().valid() ? extent.data() : nullptr);
+    if (!NeedsMemory(section)) {
+      memory.extents.emplace_back();
+      memory.targets.push_back(nullptr);
+      continue;
+    }
+    if (next.empty() || next.front().size_bytes() < ExtentBytes(image, section)) {
+      return ReplaceField(absl::StrCat(ImageName(number), ".file_bytes"),
+                          DataLoss("the file has changed while it was read"));
+    }
+    memory.targets.push_back(next.front().data());
+    memory.extents.push_back(std::move(next.front()));
+    next = next.subspan(1);
   }
   return memory;
 }
@@ -241,12 +261,12 @@ absl::StatusOr<std::vector<SegmentEntry>> ImagesReader::Read(uint32_t first) {
     AddSizes(reader.image(), sizes_bytes);
   }
   ASSIGN_OR_RETURN(std::vector<Extent> extents, cache_.pool->Allocate(sizes_bytes));
-  auto next = extents.begin();
+  std::span<Extent> next = extents;
   std::vector<SegmentEntry> entries;
   for (uint32_t number = first; number < folder_.image_count(); ++number) {
     SegmentImageReader reader;
     RETURN_IF_ERROR(Open(number, reader));
-    ImageMemory memory = TakeMemory(reader.image(), next);
+    ASSIGN_OR_RETURN(ImageMemory memory, TakeMemory(number, reader.image(), next));
     PQC_CRASH_POINT();
     const Refusal read =
         reader.ReadAll(cache_.compute.building.parallel_for(), memory.targets, keep_going_);

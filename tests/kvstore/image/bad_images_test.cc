@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 
@@ -264,6 +265,62 @@ TEST_F(BadImages, ForgedContentIsRefused) {
   }
   EXPECT_GT(forged, 50);
   ExpectStillGood();
+}
+
+// Sets the last bytes of a header's padding so that its checksum is `wanted`: CRCs are linear.
+void ForceHeaderCrc(std::string& image, uint32_t wanted) {
+  const size_t header_bytes = HeaderOf(image).header_bytes;
+  const auto bytes = std::as_writable_bytes(std::span(image)).first(header_bytes);
+  const auto padding = bytes.last(sizeof(uint32_t));
+  const auto crc_with = [&](uint32_t word) {
+    std::memcpy(padding.data(), &word, sizeof(word));
+    return HeaderCrc(kernels::Exec(), bytes);
+  };
+  const uint32_t start = crc_with(0);
+  uint32_t changes[32], words[32];  // [leading bit of the change]
+  std::fill_n(changes, 32, 0u);
+  for (uint32_t bit = 0; bit < 32; ++bit) {
+    uint32_t word = 1u << bit, change = crc_with(word) ^ start;
+    for (int lead = 31; lead >= 0 && change != 0; --lead) {
+      if ((change >> lead & 1u) == 0) continue;
+      if (changes[lead] == 0) {
+        changes[lead] = change;
+        words[lead] = word;
+        break;
+      }
+      change ^= changes[lead];
+      word ^= words[lead];
+    }
+  }
+  uint32_t word = 0, change = start ^ wanted;
+  for (int lead = 31; lead >= 0; --lead) {
+    if ((change >> lead & 1u) == 0) continue;
+    change ^= changes[lead];
+    word ^= words[lead];
+  }
+  ASSERT_EQ(crc_with(word), wanted);
+}
+
+// The sizes of extents are computed before the images are read.
+TEST_F(BadImages, ReplacedWhileTheyAreReadAreRefused) {
+  source_.NewSequence();
+  source_.Ingest(256);
+  ASSERT_TRUE(source_.store().ExportSequence(kTenant, source_.id(), images_.place("flat")).ok());
+  const std::string path = images_.file("flat", ImageName(1));
+  std::string image = ReadFile(path);
+  ImageHeader header = HeaderOf(image);
+  header.slot_capacity = 64 * kBlockTokens;
+  std::memcpy(image.data(), &header, sizeof(header));
+  ForceHeaderCrc(image, header.header_crc);
+  ImagePlace place = images_.place("flat");
+  place.keep_going = [&] {  // called while the first image is read
+    WriteFile(path, image);
+    return true;
+  };
+  const auto imported = target_.store->ImportSequence(kTenant, target_.cache_id, place);
+  EXPECT_TRUE(absl::IsDataLoss(imported.status())) << imported.status();
+  EXPECT_EQ(FieldOf(imported.status()), "segment-000001.file_bytes");
+  EXPECT_EQ(Dump(*target_.store), before_);
 }
 
 TEST_F(BadImages, ImagesOfAnotherExportAreRefused) {

@@ -63,6 +63,16 @@ absl::Status CheckImageIndexes(const Cache& cache, std::span<const IndexDescript
   return absl::OkStatus();
 }
 
+// Returns whether searches are safe with any content of these index data. Searches compare graphs
+// and clusters with their limits, but take the codes of a pq index as numbers of centroids, and its
+// counts and lists as they are.
+bool MayHoldAnything(const IndexDataHeader& header) {
+  if (header.index.kind != IndexKind::kPq) return true;
+  const bool any_code_exists =
+      header.index.bits == 8 || (header.index.bits == 4 && header.index.subspace_count % 2 == 0);
+  return any_code_exists && header.cell_count == 0;
+}
+
 // Memory that an image is read into, in the order of its sections.
 struct ImageMemory {
   std::vector<Extent> extents;
@@ -199,11 +209,15 @@ absl::StatusOr<SegmentIndex::Layer> ImagesReader::MakeLayer(
     if (found.counted_end.load() > header.slot_count) {
       return BadContent(number, "slot_count", "is below the slots that the index data count");
     }
+    const uint32_t slot_end = std::max(image.token_count(), found.counted_end.load());
     SegmentIndex::Layer layer =
         SegmentIndex::RecoverLayer(shape, rows.slot_capacity(), std::move(data), codebook);
-    if (layer.data != nullptr) return layer;
-    return BadContent(number, absl::StrCat("index_data of layer slot ", layer_slot),
-                      "their header does not fit the layer and the codebook");
+    if (layer.data == nullptr) {
+      return BadContent(number, absl::StrCat("index_data of layer slot ", layer_slot),
+                        "their header does not fit the layer and the codebook");
+    }
+    if (MayHoldAnything(layer.header())) return layer;
+    return CodeLayerAgain(cache_, layer_slot, rows, slot_end, std::move(layer), keep_going_);
   }
   const uint32_t tokens = image.token_count();
   if (header.is_open != 0) return CodeOpenLayer(cache_, layer_slot, rows, tokens, codebook);

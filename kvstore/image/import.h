@@ -1,7 +1,9 @@
 // Reads an exported sequence (read/image/folder.h) into the memory of a cache.
 //
 // Bytes go from the files to extents by readv, and are verified there. Nothing refers to the
-// extents before all of them are; they are free again after an error.
+// extents before all of them are; they are free again after an error. Index data that searches do
+// not check are made again of the rows and codebooks, because a checksum proves no more than that
+// the file is as it was written.
 #ifndef PQCACHED_KVSTORE_IMAGE_IMPORT_H_
 #define PQCACHED_KVSTORE_IMAGE_IMPORT_H_
 

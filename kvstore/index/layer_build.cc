@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -39,19 +40,13 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
           .codebook = &codebook};
 }
 
-absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot,
-                                         const SegmentRows& rows, uint32_t slot_end,
-                                         uint32_t counted_begin,
-                                         std::shared_ptr<const Codebook> codebook, bool count,
-                                         const std::function<bool()>& keep_going) {
+// Codes the slots [0, slot_end); `count`: and closes them.
+absl::StatusOr<SegmentIndex::Layer> CodeInto(const Cache& cache, uint32_t layer_slot,
+                                             const SegmentRows& rows, uint32_t slot_end,
+                                             SegmentIndex::Layer data, bool count,
+                                             const std::function<bool()>& keep_going) {
   const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
-  const IndexDescriptor index = codebook->header().index;
-  const std::vector<size_t> sizes_bytes = {
-      SegmentIndex::LayerBytes(index, layer.shape, rows.slot_capacity())};
-  ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
-  const SegmentIndex::Layer data =
-      SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), counted_begin,
-                              std::move(extents.front()), std::move(codebook));
+  const IndexDescriptor index = data.header().index;
   const kernels::Exec& exec = cache.compute.exec;
   std::atomic<bool> stopped = false;
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
@@ -64,6 +59,20 @@ absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot
   if (stopped) return Cancelled("the coding was given up");
   if (count) PublishClosing(data, slot_end);
   return data;
+}
+
+absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot,
+                                         const SegmentRows& rows, uint32_t slot_end,
+                                         uint32_t counted_begin,
+                                         std::shared_ptr<const Codebook> codebook, bool count,
+                                         const std::function<bool()>& keep_going) {
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  const std::vector<size_t> sizes_bytes = {
+      SegmentIndex::LayerBytes(codebook->header().index, shape, rows.slot_capacity())};
+  ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
+  SegmentIndex::Layer data = SegmentIndex::MakeLayer(
+      shape, rows.slot_capacity(), counted_begin, std::move(extents.front()), std::move(codebook));
+  return CodeInto(cache, layer_slot, rows, slot_end, std::move(data), count, keep_going);
 }
 
 }  // namespace
@@ -182,6 +191,21 @@ absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t l
                                                   std::shared_ptr<const Codebook> codebook) {
   return Code(cache, layer_slot, rows, slot_end, /*counted_begin=*/0, std::move(codebook), false,
               {});
+}
+
+absl::StatusOr<SegmentIndex::Layer> CodeLayerAgain(const Cache& cache, uint32_t layer_slot,
+                                                   const SegmentRows& rows, uint32_t slot_end,
+                                                   SegmentIndex::Layer data,
+                                                   const std::function<bool()>& keep_going) {
+  IndexDataHeader& header = data.header();
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  const size_t zeroed_bytes =
+      BuiltTypeOf(header.index).ZeroedDataBytes(header.index, shape, rows.slot_capacity());
+  header.counted_end.store(0);
+  if (zeroed_bytes > sizeof(header)) {
+    std::memset(static_cast<void*>(&header + 1), 0, zeroed_bytes - sizeof(header));
+  }
+  return CodeInto(cache, layer_slot, rows, slot_end, std::move(data), /*count=*/true, keep_going);
 }
 
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,

@@ -82,6 +82,15 @@ absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t l
                                                   const SegmentRows& rows, uint32_t slot_end,
                                                   std::shared_ptr<const Codebook> codebook);
 
+// Codes the slots [0, slot_end) of index data whose content may be anything but whose header fits,
+// and counts and lists those from their counted_begin on. Errors: kCancelled, as above.
+//
+// REQUIRES: nothing else reads the data yet.
+absl::StatusOr<SegmentIndex::Layer> CodeLayerAgain(const Cache& cache, uint32_t layer_slot,
+                                                   const SegmentRows& rows, uint32_t slot_end,
+                                                   SegmentIndex::Layer data,
+                                                   const std::function<bool()>& keep_going);
+
 // Allocates a codebook for one layer, with unspecified centroids. Errors: kResourceExhausted.
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,
                                                       const IndexDescriptor& index,

@@ -267,6 +267,66 @@ TEST_F(BadImages, ForgedContentIsRefused) {
   ExpectStillGood();
 }
 
+// Overwrites the codes, counts and lists of an image's index data, with the checksums that then
+// belong to it. Returns how many index data there are.
+int ForgeIndexData(const ImageDirectory& images, uint32_t number) {
+  int forged = 0;
+  Forge(images, kName, number, [&](ImageHeader& header, std::string& bytes) {
+    auto all = std::as_writable_bytes(std::span(bytes));
+    ParsedImage parsed;
+    ASSERT_TRUE(ParseImage(kernels::Exec(), all.first(header.header_bytes), &parsed).ok());
+    for (const ImageSection& section : parsed.sections) {
+      if (section.kind != ImageSectionKind::kIndexData) continue;
+      const auto content = all.subspan(section.offset_bytes, section.size_bytes);
+      std::memset(content.data() + sizeof(IndexDataHeader), 0xff,
+                  content.size() - sizeof(IndexDataHeader));
+      ++forged;
+    }
+    for (uint32_t chunk = 0; chunk < header.chunk_count; ++chunk) {
+      const size_t begin = chunk * kImageChunkBytes;
+      const uint32_t crc = kernels::Crc32c(
+          kernels::Exec(),
+          all.subspan(header.header_bytes + begin,
+                      std::min<size_t>(kImageChunkBytes, header.data_bytes - begin)));
+      std::memcpy(bytes.data() + header.header_bytes + header.data_bytes + chunk * sizeof(crc),
+                  &crc, sizeof(crc));
+    }
+  });
+  return forged;
+}
+
+// Codes that name no centroid, counts and lists beyond their ends: the index is made again of rows.
+TEST(ForgedIndexData, SelectsAsTheRightOneDoes) {
+  for (const uint32_t bits : {4u, 6u}) {
+    const ImageDirectory images;
+    StoreOptions options = SmallOptions();
+    options.segment_tokens = 2048;  // cells are counted and listed
+    TestSequence source(SmallSpec(), options);
+    source.Ingest(2100);
+    source.Build(Pq(2, bits), /*iterations=*/2, /*sink_tokens=*/4);
+    const auto exported = source.store().ExportSequence(kTenant, source.id(), images.place(kName));
+    ASSERT_TRUE(exported.ok()) << exported.status();
+    for (uint32_t number = 0; number < exported->image_count; ++number) {
+      EXPECT_EQ(ForgeIndexData(images, number), 2);
+    }
+    SharingStore target(SmallSpec(), options);
+    const auto imported =
+        target.store->ImportSequence(kTenant, target.cache_id, images.place(kName));
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    for (int i = 0; i < 8; ++i) {
+      const testing::Floats query = source.RandomQuery(source.layer(3));
+      const Query wanted{.layer = 3, .query_position = 2099, .queries = query.view()};
+      const Selection selection{
+          .index = Pq(2, bits), .budget_kind = BudgetKind::kCount, .budget_count = 40};
+      const auto theirs = source.store().TopK(kTenant, source.id(), wanted, selection);
+      const auto ours = target.store->TopK(kTenant, imported->sequence_id, wanted, selection);
+      ASSERT_TRUE(theirs.ok()) << theirs.status();
+      ASSERT_TRUE(ours.ok()) << ours.status();
+      EXPECT_EQ(ours->positions, theirs->positions);
+    }
+  }
+}
+
 // Sets the last bytes of a header's padding so that its checksum is `wanted`: CRCs are linear.
 void ForceHeaderCrc(std::string& image, uint32_t wanted) {
   const size_t header_bytes = HeaderOf(image).header_bytes;

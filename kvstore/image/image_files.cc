@@ -1,6 +1,7 @@
 #include "kvstore/image/image_files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -39,13 +40,27 @@ absl::Status CheckImageFolderName(absl::string_view name) {
                                       " bytes of [A-Za-z0-9_.-], and not begin with \".\""));
 }
 
-// Removes a folder with its files.
-void RemoveFolder(int directory, const std::string& name) {
-  const FileDescriptor folder = OpenFolder(directory, name.c_str());
+// Removes a folder with its files. `folder`: it, or none.
+void RemoveFolder(int directory, const std::string& name, const FileDescriptor& folder) {
   if (folder.valid()) {
     for (const std::string& file : NamesIn(folder.get())) unlinkat(folder.get(), file.c_str(), 0);
   }
   unlinkat(directory, name.c_str(), AT_REMOVEDIR);
+}
+
+// Locks the folder of a running export for as long as the descriptor is open. Returns false when
+// another descriptor has locked it. File systems without locks lock nothing.
+bool LockFolder(const FileDescriptor& folder) {
+  return flock(folder.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+// Returns whether the name is that of the open folder.
+bool IsFolderAt(int directory, const std::string& name, const FileDescriptor& folder) {
+  struct stat named {
+  }, opened{};
+  return fstatat(directory, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         fstat(folder.get(), &opened) == 0 && named.st_dev == opened.st_dev &&
+         named.st_ino == opened.st_ino;
 }
 
 absl::StatusOr<FileDescriptor> OpenDirectoryOf(const std::string& path) {
@@ -109,21 +124,29 @@ absl::StatusOr<NewImageFolder> NewImageFolder::Create(const ImagePlace& place) {
     return TakenName(place.name);
   }
   static std::atomic<uint64_t> exports = 0;  // of this process: their hidden names differ
-  std::string partial = absl::StrCat(kPartialPrefix, getpid(), "-", ++exports, "-", place.name);
-  if (mkdirat(directory.get(), partial.c_str(), 0700) != 0) {
-    return ImageFileError(place.name, errno);
+  while (true) {
+    // Sidecars in other containers may have the same process id, and take the same name.
+    std::string partial = absl::StrCat(kPartialPrefix, getpid(), "-", ++exports, "-", place.name);
+    if (mkdirat(directory.get(), partial.c_str(), 0700) != 0) {
+      if (errno == EEXIST) continue;
+      return ImageFileError(place.name, errno);
+    }
+    FileDescriptor folder = OpenFolder(directory.get(), partial.c_str());
+    if (!folder.valid()) {
+      const int error = errno;
+      if (error == ENOENT) continue;  // RemovePartialImages of another sidecar was faster
+      RemoveFolder(directory.get(), partial, folder);
+      return ImageFileError(place.name, error);
+    }
+    if (!LockFolder(folder) || !IsFolderAt(directory.get(), partial, folder)) continue;
+    return NewImageFolder(std::move(directory), place.name, std::move(partial), std::move(folder));
   }
-  FileDescriptor folder = OpenFolder(directory.get(), partial.c_str());
-  if (!folder.valid()) {
-    const int error = errno;
-    RemoveFolder(directory.get(), partial);
-    return ImageFileError(place.name, error);
-  }
-  return NewImageFolder(std::move(directory), place.name, std::move(partial), std::move(folder));
 }
 
 NewImageFolder::~NewImageFolder() {
-  if (directory_.valid() && !partial_name_.empty()) RemoveFolder(directory_.get(), partial_name_);
+  if (directory_.valid() && !partial_name_.empty()) {
+    RemoveFolder(directory_.get(), partial_name_, folder_);
+  }
 }
 
 absl::StatusOr<FileDescriptor> NewImageFolder::CreateFile(const char* name) const {
@@ -147,7 +170,10 @@ absl::Status NewImageFolder::Publish() {
 absl::Status RemovePartialImages(const std::string& directory) {
   ASSIGN_OR_RETURN(const FileDescriptor opened, OpenDirectoryOf(directory));
   for (const std::string& name : NamesIn(opened.get())) {
-    if (absl::StartsWith(name, kPartialPrefix)) RemoveFolder(opened.get(), name);
+    if (!absl::StartsWith(name, kPartialPrefix)) continue;
+    const FileDescriptor folder = OpenFolder(opened.get(), name.c_str());
+    if (folder.valid() && !LockFolder(folder)) continue;  // another sidecar is writing it
+    RemoveFolder(opened.get(), name, folder);
   }
   return absl::OkStatus();
 }

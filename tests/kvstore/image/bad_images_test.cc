@@ -507,6 +507,13 @@ TEST_F(BadImages, PartsOfAnEarlierProcessAreRemoved) {
   WriteFile(partial + "/segment-000000", "begun");
   EXPECT_TRUE(RemovePartialImages(images_.path()).ok());
   EXPECT_EQ(images_.names(), std::vector<std::string>{kName});
+  // A running export goes on, whichever sidecar starts with the same directory meanwhile.
+  ImagePlace place = images_.place("two");
+  place.keep_going = [&] { return RemovePartialImages(images_.path()).ok(); };
+  const auto exported = source_.store().ExportSequence(kTenant, source_.id(), place);
+  EXPECT_TRUE(exported.ok()) << exported.status();
+  EXPECT_TRUE(target_.store->ImportSequence(kTenant, target_.cache_id, images_.place("two")).ok());
+  std::filesystem::remove_all(images_.path() + "/two");
   EXPECT_TRUE(absl::IsFailedPrecondition(RemovePartialImages("/nowhere/at/all")));
 }
 

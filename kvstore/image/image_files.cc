@@ -63,6 +63,14 @@ bool IsFolderAt(int directory, const std::string& name, const FileDescriptor& fo
          named.st_ino == opened.st_ino;
 }
 
+// Renames a folder, unless the new name is taken. Returns 0, or an errno.
+int RenameFolder(int directory, const char* from, const char* to) {
+  if (renameat2(directory, from, directory, to, RENAME_NOREPLACE) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  // The file system has no such call. A plain one replaces nothing but an empty folder.
+  return renameat(directory, from, directory, to) == 0 ? 0 : errno;
+}
+
 absl::StatusOr<FileDescriptor> OpenDirectoryOf(const std::string& path) {
   if (path.empty()) {
     return FailedPrecondition(kDirectoryField, "is not set in the sidecar's configuration");
@@ -158,10 +166,9 @@ absl::StatusOr<FileDescriptor> NewImageFolder::CreateFile(const char* name) cons
 
 absl::Status NewImageFolder::Publish() {
   if (fsync(folder_.get()) != 0) return ImageFileError(name_, errno);
-  if (renameat2(directory_.get(), partial_name_.c_str(), directory_.get(), name_.c_str(),
-                RENAME_NOREPLACE) != 0) {
-    return errno == EEXIST ? TakenName(name_) : ImageFileError(name_, errno);
-  }
+  const int error = RenameFolder(directory_.get(), partial_name_.c_str(), name_.c_str());
+  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) return TakenName(name_);
+  if (error != 0) return ImageFileError(name_, error);
   partial_name_.clear();
   fsync(directory_.get());  // the folder is complete, with either of its names
   return absl::OkStatus();

@@ -140,6 +140,14 @@ size_t Evictor::ShrinkRetained(const Cache& cache, size_t most_bytes) {
   return Execute(cache, candidates, std::span(victims).first(count));
 }
 
+size_t Evictor::RetainedBytes(const Cache& cache) const {
+  size_t bytes = 0;
+  for (const Victim& victim : Plan(cache, Candidates(cache, /*retained_only=*/true))) {
+    bytes += victim.bytes();
+  }
+  return bytes;
+}
+
 size_t Evictor::FreeRetained(const Cache& cache, size_t bytes) {
   const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/true);
   size_t freed_bytes = 0;

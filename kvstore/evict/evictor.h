@@ -46,6 +46,8 @@ class Evictor {
   // Evicts retained sequences until the others hold at most `most_bytes`; returns the number of
   // freed bytes.
   size_t ShrinkRetained(const Cache& cache, size_t most_bytes);
+  // Returns the number of bytes that evicting all retained sequences would free.
+  size_t RetainedBytes(const Cache& cache) const;
   // Evicts retained sequences until about `bytes` are freed; returns the number of freed bytes.
   size_t FreeRetained(const Cache& cache, size_t bytes);
   // Implements Store::EvictSequence, with its errors.

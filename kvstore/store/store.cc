@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -151,16 +152,27 @@ bool StoreImpl::TakeFromRetained(const Caches::CachePointer& cache,
   if (!cache->spec.grows) return false;
   size_t missing_bytes = cache->pool->MissingGrantBytes(sizes_bytes);
   missing_bytes -= std::min(missing_bytes, caches_.GrowableBytes(cache));
+  const auto unused_bytes = [](const Cache& other) {
+    const size_t granted_bytes = other.pool->granted_bytes();
+    return granted_bytes - std::min(granted_bytes, other.pool->usage().used_bytes);
+  };
+  std::vector<Caches::CachePointer> others;
+  size_t obtainable_bytes = 0;
   for (const Caches::CachePointer& other : caches_.OfTenant(cache->tenant)) {
-    if (missing_bytes == 0) break;
     if (other == cache || !other->spec.grows || other->pages != nullptr) continue;
     if (other->pool->KeepsPages()) continue;  // nothing would return
+    obtainable_bytes += unused_bytes(*other) + evictor_.RetainedBytes(*other);
+    others.push_back(other);
+  }
+  if (obtainable_bytes < missing_bytes) return false;  // nothing is evicted in vain
+  for (const Caches::CachePointer& other : others) {
+    if (missing_bytes == 0) break;
     const size_t before_bytes = other->pool->granted_bytes();
-    const size_t unused_bytes =
-        before_bytes - std::min(before_bytes, other->pool->usage().used_bytes);
-    if (missing_bytes > unused_bytes) evictor_.FreeRetained(*other, missing_bytes - unused_bytes);
+    const size_t unused = unused_bytes(*other);
+    if (missing_bytes > unused) evictor_.FreeRetained(*other, missing_bytes - unused);
     other->pool->ReturnGrant(/*at_once=*/true);
-    missing_bytes -= std::min(missing_bytes, before_bytes - other->pool->granted_bytes());
+    const size_t returned_bytes = before_bytes - other->pool->granted_bytes();
+    missing_bytes -= std::min(missing_bytes, returned_bytes);
   }
   return missing_bytes == 0;
 }

@@ -224,6 +224,23 @@ TEST_F(GrowingCache, CachedPrefixesGiveWayToOtherCachesOfTheTenant) {
   EXPECT_FALSE(Fill(*other, 40 * kMiB).ok()) << "the quota holds";
 }
 
+TEST_F(GrowingCache, CachedPrefixesStayWhenTheyAreTooFew) {
+  StoreOptions options = Options(320 * kMiB);
+  options.tenant_quotas.by_tenant[kTenant] = {.max_bytes = 160 * kMiB};
+  Start(options);
+  const auto id = Open(SpecOf("grows"));
+  ASSERT_TRUE(id.ok()) << id.status();
+  const std::vector<uint32_t> prompt = Prompt(1, 60 * kMiB);
+  ASSERT_EQ(Retain(*id, prompt), prompt.size());
+  ASSERT_TRUE(Fill(*id, 20 * kMiB).ok());  // stays
+  const auto other = Open(SpecOf("other"));
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_FALSE(Fill(*other, 152 * kMiB).ok());
+  EXPECT_EQ(Match(*id, prompt), prompt.size());
+  EXPECT_TRUE(Fill(*other, 120 * kMiB).ok()) << "these make room for it";
+  EXPECT_LT(Match(*id, prompt), prompt.size());
+}
+
 TEST_F(GrowingCache, CachedPrefixesStayWhenAnotherTenantGrows) {
   Start(Options(160 * kMiB));
   const auto id = Open(SpecOf("grows"));

@@ -172,6 +172,7 @@ bool StoreImpl::TakeFromRetained(const Caches::CachePointer& cache,
     if (missing_bytes > unused) evictor_.FreeRetained(*other, missing_bytes - unused);
     other->pool->ReturnGrant(/*at_once=*/true);
     const size_t returned_bytes = before_bytes - other->pool->granted_bytes();
+    other->pool->ReturnFreePages(returned_bytes);
     missing_bytes -= std::min(missing_bytes, returned_bytes);
   }
   return missing_bytes == 0;

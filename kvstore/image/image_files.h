@@ -1,5 +1,5 @@
 // NewImageFolder: the folder that an export writes. It has a hidden name until it is complete, and
-// is removed when it is not. It is locked (flock) meanwhile, so that another sidecar with the same
+// is removed when it is not. It is locked (flock) until then, so that another sidecar with the same
 // directory does not remove it.
 //
 // No name leads out of the directory: names are checked, and no symbolic link is followed.

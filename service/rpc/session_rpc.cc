@@ -200,9 +200,9 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   void Beat() {
-    if (const auto caller = CheckCaller(); !caller.ok()) return End(caller.status());
     absl::MutexLock lock(&mutex_);
-    if (finished_) return;
+    if (finished_) return;  // parts_ may be gone
+    if (const auto caller = CheckCaller(); !caller.ok()) return End(caller.status());
     if (!writing_) {  // no second heartbeat while the client does not read
       event_.mutable_heartbeat();
       writing_ = true;

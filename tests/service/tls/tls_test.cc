@@ -135,9 +135,15 @@ class Calling {
     stopped_ = true;
     if (thread_.joinable()) thread_.join();
   }
-  void AwaitMore(int calls) const {
+  // Waits for further calls; false when they do not come.
+  bool AwaitMore(int calls) const {
     const int before = made_;
-    while (made_ < before + calls) std::this_thread::yield();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (made_ < before + calls) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
   }
   int failed() const { return failed_; }
 
@@ -163,11 +169,12 @@ TEST_F(TlsTest, AStormOfHandshakesHarmsNoConnectedClient) {
           wave.emplace_back(port());
           wave.back().Send(std::string("\x16\x03\x01\x02\x00\x01", 6));
         }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     });
   }
   EXPECT_TRUE(IsLogged("event=tls_refused reason=too_many_handshakes"));
-  calling.AwaitMore(20);
+  EXPECT_TRUE(calling.AwaitMore(20));
   over = true;
   for (std::thread& each : storm) each.join();
   calling.Stop();
@@ -194,7 +201,7 @@ TEST_F(TlsTest, TenThousandHalfOpenConnectionsHarmNoClient) {
   EXPECT_TRUE(IsLogged("event=tls_refused reason=too_many_handshakes"));
   EXPECT_TRUE(half_open.front().IsClosedWithin(kTlsPatience)) << "the oldest ones make room";
   EXPECT_TRUE(GetInfo(TlsChannel(tenant_a_)).ok()) << "a new client, while all are open";
-  calling.AwaitMore(20);
+  EXPECT_TRUE(calling.AwaitMore(20));
   calling.Stop();
   EXPECT_EQ(calling.failed(), 0);
 }

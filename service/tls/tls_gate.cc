@@ -51,6 +51,17 @@ asio::ip::tcp::endpoint PeerOf(int descriptor) {
   return peer;
 }
 
+// Returns the address by which clients are counted: that of the network for IPv6, where one client
+// may have the 2^64 addresses of its network.
+asio::ip::address OriginOf(const asio::ip::address& address) {
+  if (!address.is_v6()) return address;
+  const asio::ip::address_v6 full = address.to_v6();
+  if (full.is_v4_mapped()) return asio::ip::make_address_v4(asio::ip::v4_mapped, full);
+  asio::ip::address_v6::bytes_type bytes = full.to_bytes();
+  std::fill(bytes.begin() + bytes.size() / 2, bytes.end(), 0);
+  return asio::ip::address_v6(bytes);
+}
+
 // Makes a pair of connected sockets, of which the second one has the abstract name `name`.
 bool MakePair(const std::string& name, int* pair) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) return false;
@@ -121,7 +132,10 @@ class TlsGate::Impl {
  private:
   struct Handshake {
     Handshake(asio::io_context& io, int descriptor)
-        : socket(io, descriptor), deadline(io), peer(PeerOf(descriptor)) {}
+        : socket(io, descriptor),
+          deadline(io),
+          peer(PeerOf(descriptor)),
+          origin(OriginOf(peer.address())) {}
 
     std::string address() const {
       return absl::StrCat(peer.address().to_string(), ":", peer.port());
@@ -130,6 +144,7 @@ class TlsGate::Impl {
     Descriptor socket;
     asio::steady_timer deadline;
     const asio::ip::tcp::endpoint peer;
+    const asio::ip::address origin;
     SslPointer ssl;      // null until the client has sent its first byte
     bool ended = false;  // it is complete, or was refused
   };
@@ -144,8 +159,9 @@ class TlsGate::Impl {
   void Begin(int descriptor) {
     const auto handshake = std::make_shared<Handshake>(handshakes_io_, descriptor);
     handshakes_.push_back(handshake);
-    ++hosts_[handshake->peer.address()];
+    ++hosts_[handshake->origin];
     if (handshakes_.size() > options_.max_handshakes) DropOne();
+    if (handshake->ended) return;
     handshake->deadline.expires_after(absl::ToChronoNanoseconds(options_.handshake_timeout));
     handshake->deadline.async_wait([this, handshake](const error_code& cancelled) {
       if (!cancelled) Refuse(handshake, {"timeout", "the handshake took too long"});
@@ -153,14 +169,13 @@ class TlsGate::Impl {
     Await(handshake, Descriptor::wait_read);
   }
 
-  // Closes the oldest handshake of the address that has the most.
+  // Closes the oldest one of the handshakes whose address has the most.
   void DropOne() {
-    const auto most = std::max_element(
-        hosts_.begin(), hosts_.end(),
-        [](const auto& left, const auto& right) { return left.second < right.second; });
-    const auto oldest = std::find_if(
-        handshakes_.begin(), handshakes_.end(),
-        [&](const HandshakePointer& each) { return each->peer.address() == most->first; });
+    size_t most = 0;
+    for (const auto& [origin, count] : hosts_) most = std::max(most, count);
+    const auto oldest =
+        std::find_if(handshakes_.begin(), handshakes_.end(),
+                     [&](const HandshakePointer& each) { return hosts_.at(each->origin) == most; });
     Refuse(*oldest,
            {"too_many_handshakes", absl::StrCat("max_handshakes is ", options_.max_handshakes)});
   }
@@ -217,7 +232,7 @@ class TlsGate::Impl {
     const HandshakePointer kept = handshake;  // may be a reference into the list
     kept->ended = true;
     handshakes_.remove(kept);
-    const auto host = hosts_.find(kept->peer.address());
+    const auto host = hosts_.find(kept->origin);
     if (--host->second == 0) hosts_.erase(host);
     kept->deadline.cancel();
     error_code ignored;
@@ -298,7 +313,7 @@ class TlsGate::Impl {
       ABSL_GUARDED_BY(mutex_);  // by the name of the peer in gRPC
   asio::io_context handshakes_io_{1};
   asio::io_context relays_{1};
-  // Used on thread_ only: handshakes in the order of their arrival, and their number by address.
+  // Used on thread_ only: handshakes in the order of their arrival, and their number by origin.
   std::list<HandshakePointer> handshakes_;
   std::map<asio::ip::address, size_t> hosts_;
   std::thread thread_;

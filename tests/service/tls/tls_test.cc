@@ -120,6 +120,17 @@ TEST_F(TlsTest, ClosesAHandshakeThatDrips) {
   EXPECT_TRUE(IsLogged("event=tls_refused reason=timeout"));
 }
 
+TEST_F(TlsTest, ManyAddressesWithOneHandshakeEachShutNoClientOut) {
+  StartTls([](Config& config) { config.max_handshakes = 8; });
+  std::vector<RawConnection> half_open;
+  for (uint8_t host = 2; host < 10; ++host) {
+    half_open.emplace_back(port(), host);
+    ASSERT_TRUE(half_open.back().connected());
+  }
+  EXPECT_TRUE(GetInfo(TlsChannel(tenant_a_)).ok()) << "its address is the lowest one";
+  EXPECT_TRUE(half_open.front().IsClosedWithin(kTlsPatience)) << "the oldest one";
+}
+
 // Calls of a connected client, again and again, while something else happens.
 class Calling {
  public:

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "service/tls/tls_context.h"
 #include "tests/service/rpc/lifecycle_fixture.h"
 #include "tests/service/tls/certificates.h"
 
@@ -116,6 +117,12 @@ class TlsTest : public LifecycleTest {
       config.tls_client_ca.clear();
       config.token_file = token_file();
     });
+  }
+  // A client may have a certificate.
+  TlsFiles server_tls_files() const {
+    return {.certificate = server_files_.certificate,
+            .key = server_files_.key,
+            .client_ca = ca_.certificate()};
   }
   std::string token_file() const { return directory_ / "tokens"; }
 

@@ -4,10 +4,12 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <iomanip>
 #include <utility>
 
 #include "client/rpc/refusal.h"
@@ -17,6 +19,7 @@ namespace {
 
 constexpr unsigned int kRefreshSeconds = 5;
 constexpr char kTokenKey[] = "authorization";
+constexpr int kMaxTokenBytes = 512;  // the most that the sidecar takes
 
 std::string OrEmpty(const char* text) { return text == nullptr ? "" : text; }
 
@@ -59,8 +62,12 @@ void Credentials::SetName(grpc::ChannelArguments* arguments) const {
 void Credentials::AddToken(grpc::ClientContext* context) const {
   if (token_file_.empty()) return;
   std::string token;
-  std::ifstream(token_file_) >> token;
-  if (!token.empty()) context->AddMetadata(kTokenKey, "Bearer " + token);
+  std::ifstream(token_file_) >> std::setw(kMaxTokenBytes + 1) >> token;
+  // gRPC ends the process at metadata that is not text.
+  const bool valid =
+      !token.empty() && token.size() <= kMaxTokenBytes &&
+      std::all_of(token.begin(), token.end(), [](char each) { return each > 0x20 && each < 0x7f; });
+  if (valid) context->AddMetadata(kTokenKey, "Bearer " + token);
 }
 
 }  // namespace pqcached::client

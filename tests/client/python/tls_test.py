@@ -34,7 +34,7 @@ class TlsTest(unittest.TestCase):
         log = cls.folder / "log"
         daemon = Daemon(cls.folder, ("--tcp-listen", "127.0.0.1:0", "--tls-certificate", cls.file("server.pem"), "--tls-key",
                                      cls.file("server.key"), "--tls-client-ca", cls.file("ca.pem"), "--token-file", str(cls.tokens),
-                                     "--log-file", str(log)), log)
+                                     "--handshake-timeout", "1m", "--log-file", str(log)), log)
         cls.addClassCleanup(daemon.stop)
         ready = next(line for line in log.read_text().splitlines() if "event=ready" in line)
         cls.address = ready.split("endpoint=")[1].split()[0].strip('"').split(",")[1]
@@ -46,7 +46,7 @@ class TlsTest(unittest.TestCase):
     def client(self, name=None, **named):
         if name:
             named |= {"tls_certificate": self.file(f"{name}.pem"), "tls_key": self.file(f"{name}.key")}
-        return pqcached.Client(self.address, timeout_ms=20000, tls_ca=self.file("ca.pem"), **named)
+        return pqcached.Client(self.address, timeout_ms=60000, tls_ca=self.file("ca.pem"), **named)
 
     def ctl(self, *arguments):
         return subprocess.run([CTL, "--endpoint", self.address, "--tls-ca", self.file("ca.pem"), *arguments], capture_output=True,
@@ -68,6 +68,10 @@ class TlsTest(unittest.TestCase):
         self.assertEqual(caught.exception.field, "options.tenant")
         with self.assertRaises(pqcached.Unauthenticated) as caught:
             self.client()
+        self.assertEqual(caught.exception.field, "options.token_file")
+        (self.folder / "malformed").write_bytes(b"\xef\xbb\xbf" + TOKEN.encode())
+        with self.assertRaises(pqcached.Unauthenticated) as caught:
+            self.client(token_file=self.file("malformed"))
         self.assertEqual(caught.exception.field, "options.token_file")
         with self.assertRaises(pqcached.InvalidArgument) as caught:
             self.client(token_file=self.file("no-such-file"))

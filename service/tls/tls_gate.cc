@@ -12,6 +12,7 @@
 #include <cstring>
 #include <list>
 #include <map>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -60,6 +61,14 @@ asio::ip::address OriginOf(const asio::ip::address& address) {
   asio::ip::address_v6::bytes_type bytes = full.to_bytes();
   std::fill(bytes.begin() + bytes.size() / 2, bytes.end(), 0);
   return asio::ip::address_v6(bytes);
+}
+
+// Returns whether the io_context of `socket` has taken the descriptor. Owns the descriptor.
+bool Assign(Descriptor& socket, int descriptor) {
+  error_code failed;
+  socket.assign(descriptor, failed);
+  if (failed) close(descriptor);
+  return !failed;
 }
 
 // Makes a pair of connected sockets, of which the second one has the abstract name `name`.
@@ -132,10 +141,7 @@ class TlsGate::Impl {
  private:
   struct Handshake {
     Handshake(asio::io_context& io, int descriptor)
-        : socket(io, descriptor),
-          deadline(io),
-          peer(PeerOf(descriptor)),
-          origin(OriginOf(peer.address())) {}
+        : socket(io), deadline(io), peer(PeerOf(descriptor)), origin(OriginOf(peer.address())) {}
 
     std::string address() const {
       return absl::StrCat(peer.address().to_string(), ":", peer.port());
@@ -160,6 +166,9 @@ class TlsGate::Impl {
     const auto handshake = std::make_shared<Handshake>(handshakes_io_, descriptor);
     handshakes_.push_back(handshake);
     ++hosts_[handshake->origin];
+    if (!Assign(handshake->socket, descriptor)) {
+      return Refuse(handshake, {"no_descriptors", "the kernel watches no more of them"});
+    }
     if (handshakes_.size() > options_.max_handshakes) DropOne();
     if (handshake->ended) return;
     handshake->deadline.expires_after(absl::ToChronoNanoseconds(options_.handshake_timeout));
@@ -256,12 +265,33 @@ class TlsGate::Impl {
       Forget(peer);
       return Refuse(handshake, {"no_descriptors", std::strerror(errno)});
     }
-    const auto relay =
-        std::make_shared<TlsRelay>(relays_, std::move(handshake->ssl), handshake->socket.release(),
-                                   pair[1], [this, peer] { Forget(peer); });
+    const std::shared_ptr<TlsRelay> relay =
+        MakeRelay(*handshake, pair[1], [this, peer] { Forget(peer); });
+    if (relay == nullptr) {
+      close(pair[0]);
+      Forget(peer);
+      return Refuse(handshake, {"out_of_memory", "for the relay of the connection"});
+    }
     Remove(handshake);
     asio::post(relays_, [relay] { relay->Start(); });
     take_(pair[0]);
+  }
+
+  // Returns the relay of a complete handshake; null when there is no memory for it, or the kernel
+  // watches no more descriptors. Owns `plain_descriptor`.
+  std::shared_ptr<TlsRelay> MakeRelay(Handshake& handshake, int plain_descriptor,
+                                      std::function<void()> on_end) {
+    Descriptor tls(relays_);
+    Descriptor plain(relays_);
+    if (!Assign(plain, plain_descriptor) || !Assign(tls, handshake.socket.release())) {
+      return nullptr;
+    }
+    try {
+      return std::make_shared<TlsRelay>(relays_, std::move(handshake.ssl), std::move(tls),
+                                        std::move(plain), std::move(on_end));
+    } catch (const std::bad_alloc&) {
+      return nullptr;
+    }
   }
 
   // Returns the text by which the connections of a client are counted.

@@ -16,12 +16,12 @@ constexpr int kMaxRounds = 8;
 
 }  // namespace
 
-TlsRelay::TlsRelay(asio::io_context& io, SslPointer ssl, int tls_descriptor, int plain_descriptor,
+TlsRelay::TlsRelay(asio::io_context& io, SslPointer ssl, Descriptor tls, Descriptor plain,
                    std::function<void()> on_end)
     : io_(io),
       ssl_(std::move(ssl)),
-      tls_(io, tls_descriptor),
-      plain_(io, plain_descriptor),
+      tls_(std::move(tls)),
+      plain_(std::move(plain)),
       on_end_(std::move(on_end)) {}
 
 void TlsRelay::Start() {

@@ -23,16 +23,17 @@ using SslPointer = std::unique_ptr<SSL, SslDeleter>;
 
 class TlsRelay final : public std::enable_shared_from_this<TlsRelay> {
  public:
-  // Owns the descriptors, which do not block; `ssl` uses `tls_descriptor`. `on_end` is called once,
-  // when the relay has ended.
-  TlsRelay(boost::asio::io_context& io, SslPointer ssl, int tls_descriptor, int plain_descriptor,
+  using Descriptor = boost::asio::posix::stream_descriptor;
+
+  // The descriptors do not block; `ssl` uses that of `tls`. `on_end` is called once, when the relay
+  // has ended.
+  TlsRelay(boost::asio::io_context& io, SslPointer ssl, Descriptor tls, Descriptor plain,
            std::function<void()> on_end);
 
   void Start();
 
  private:
   enum class Next { kGo, kAwaitReadable, kAwaitWritable, kEnd };
-  using Descriptor = boost::asio::posix::stream_descriptor;
   using Pump = void (TlsRelay::*)();
 
   struct Buffer {

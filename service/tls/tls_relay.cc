@@ -109,6 +109,12 @@ TlsRelay::Next TlsRelay::WritePlain() {
   while (inward_.begin < inward_.end) {
     const ssize_t put = send(plain_.native_handle(), &inward_.bytes[inward_.begin],
                              inward_.end - inward_.begin, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (put < 0 && (errno == EPIPE || errno == ECONNRESET)) {
+      // The plain side is closed. Its last bytes may still be on their way outward, whose end is
+      // that of the relay; until then the bytes of the client are discarded.
+      inward_.begin = inward_.end;
+      return Next::kGo;
+    }
     if (put < 0) return errno == EAGAIN || errno == EINTR ? Next::kAwaitWritable : Next::kEnd;
     inward_.begin += static_cast<size_t>(put);
   }

@@ -67,5 +67,38 @@ TEST_F(RelayTest, OneReadTakesOneKeyUpdate) {
   EXPECT_GT(left, 0) << "a client that sends them without end holds up no other one";
 }
 
+TEST_F(RelayTest, SendsTheLastBytesOfAPlainSideThatHasClosed) {
+  int plain[2] = {-1, -1};
+  MakeSockets(plain);
+  boost::asio::io_context io;
+  const auto work = boost::asio::make_work_guard(io);
+  bool ended = false;
+  const auto relay =
+      std::make_shared<TlsRelay>(io, std::move(server_), TlsRelay::Descriptor(io, tls_[1]),
+                                 TlsRelay::Descriptor(io, plain[1]), [&] { ended = true; });
+  relay->Start();
+  const std::string block(size_t{64} << 10, 'x');
+  size_t sent = 0;
+  for (int full = 0; full < 2; io.poll()) {  // until the client, which does not read, stops it
+    const ssize_t put = send(plain[0], block.data(), block.size(), MSG_NOSIGNAL);
+    full = put < 0 ? full + 1 : 0;
+    if (put > 0) sent += static_cast<size_t>(put);
+  }
+  close(plain[0]);
+  ASSERT_EQ(SSL_write(client_.get(), "late", 4), 4);
+  io.poll();
+  size_t received = 0;
+  std::string bytes(block.size(), '\0');
+  for (int i = 0; i < kManyRounds && !ended; ++i) {
+    io.poll();
+    int got = 0;
+    while ((got = SSL_read(client_.get(), bytes.data(), static_cast<int>(bytes.size()))) > 0) {
+      received += static_cast<size_t>(got);
+    }
+  }
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(received, sent);
+}
+
 }  // namespace
 }  // namespace pqcached::service

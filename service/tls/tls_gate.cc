@@ -1,5 +1,7 @@
 #include "service/tls/tls_gate.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <openssl/err.h>
 #include <pthread.h>
 #include <signal.h>
@@ -34,6 +36,8 @@ using Descriptor = asio::posix::stream_descriptor;
 
 constexpr unsigned char kHandshakeRecord = 22;  // the first byte of every TLS connection
 constexpr absl::Duration kFlushTime = absl::Milliseconds(200);
+// Time after which the kernel ends a connection whose client takes no bytes.
+constexpr int kUnsentMilliseconds = 10 * 60'000;
 constexpr size_t kNameBytes = 8;  // random bytes in the names of plain sockets
 constexpr absl::string_view kPeerPrefix = "unix-abstract:";  // gRPC's, of an abstract name
 
@@ -163,6 +167,8 @@ class TlsGate::Impl {
   }
 
   void Begin(int descriptor) {
+    setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnsentMilliseconds,
+               sizeof(kUnsentMilliseconds));
     const auto handshake = std::make_shared<Handshake>(handshakes_io_, descriptor);
     handshakes_.push_back(handshake);
     ++hosts_[handshake->origin];

@@ -34,8 +34,13 @@ WatchedFile::Stamp WatchedFile::StampOf() const {
 bool WatchedFile::MayHaveChanged() {
   const kvstore::SteadyTime now = kvstore::SteadyTime::Now();
   const Stamp stamp = StampOf();
-  if (stamp == stamp_) return now < settled_;
+  if (stamp == stamp_) {
+    if (read_settled_) return false;
+    read_settled_ = now >= settled_;
+    return true;
+  }
   stamp_ = stamp;
+  read_settled_ = false;
   settled_ = now + kSettleTime;
   return true;
 }

@@ -24,8 +24,11 @@ class WatchedFile {
 
   // Returns true when the file differs from the one at the last call that returned true, or may
   // differ: the clock of the file system is coarse, so a file that was just written counts as
-  // changed for a moment.
+  // changed for a moment, and once more after that.
   bool MayHaveChanged();
+
+  // Makes the next MayHaveChanged return true: what was read is of no use.
+  void Forget() { stamp_ = {-1}; }
 
   // Errors: kFailedPrecondition  the file cannot be read, or is larger than kMaxBytes
   absl::StatusOr<std::string> Read() const;
@@ -40,6 +43,7 @@ class WatchedFile {
   std::string path_;
   Stamp stamp_ = {-1};           // that of no file
   kvstore::SteadyTime settled_;  // the stamp is reliable from this time on
+  bool read_settled_ = false;    // MayHaveChanged has returned true since then
 };
 
 }  // namespace pqcached::service

@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(std::string path, con
 
 bool TokenFile::Reload() {
   const absl::StatusOr<std::string> text = file_.Read();
+  if (!text.ok()) file_.Forget();  // it may be readable at the next call
   if (text.ok() && text_ == *text) return false;
   if (!text.ok() && !text_.has_value() && text.status() == status_) return false;
   tokens_.clear();

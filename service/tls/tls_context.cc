@@ -107,17 +107,19 @@ std::vector<std::string> TlsContext::ReadFiles() const {
 }
 
 SSL_CTX* TlsContext::Current() {
-  bool may_have_changed = false;
+  bool may_have_changed = !failure_.empty();  // a file may be readable now
   for (WatchedFile& file : watched_) may_have_changed |= file.MayHaveChanged();
   if (!may_have_changed) return context_.get();
   std::vector<std::string> texts = ReadFiles();
-  if (texts == texts_) return context_.get();
+  if (failure_.empty() && texts == texts_) return context_.get();
   texts_ = std::move(texts);
   absl::StatusOr<Pointer> context = Make(files_);
   if (context.ok()) {
     context_ = *std::move(context);
+    failure_.clear();
     log_.Info("tls_reloaded", {{"certificate", files_.certificate}});
-  } else {
+  } else if (failure_ != context.status().message()) {
+    failure_ = std::string(context.status().message());
     log_.Error("tls_not_reloaded", {{"message", context.status().message()}});
   }
   return context_.get();

@@ -50,6 +50,7 @@ class TlsContext {
   const Log& log_;
   std::vector<WatchedFile> watched_;
   std::vector<std::string> texts_;  // of the files when they were last read
+  std::string failure_;             // why they were not valid; empty: they are in context_
   Pointer context_;
 };
 

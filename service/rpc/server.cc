@@ -6,6 +6,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
@@ -28,6 +29,10 @@ constexpr size_t kBootIdBytes = 8;
 
 // Memory for messages of operators, so that clients which use all of theirs do not shut them out.
 constexpr size_t kOperatorMemoryBytes = size_t{16} << 20;
+
+// Clients with TLS have this part of the memory for messages, at least one message, because the
+// sidecar has not checked their tokens when they send one.
+constexpr size_t kTlsMemoryShare = 4;
 
 // Time that cancelled calls get to notice their cancellation, after shutdown_timeout.
 constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
@@ -52,7 +57,12 @@ class Server::Impl {
                    [this](const SessionFilter& filter) { EndSessionsIf(filter); },
                    [this](const std::string& tenant) { return CountWork(tenant); }}),
         parts_({config_, boot_id_, handlers_, stats_, calls_, log}) {
-    client_messages_.Resize(RequestMemoryBytesOf(config_));
+    const size_t request_bytes = RequestMemoryBytesOf(config_);
+    const size_t tls_bytes = std::max(request_bytes / kTlsMemoryShare, config_.max_message_bytes);
+    client_messages_.Resize(UsesTls(config_)
+                                ? std::max(request_bytes - tls_bytes, config_.max_message_bytes)
+                                : request_bytes);
+    tls_messages_.Resize(tls_bytes);
     operator_messages_.Resize(kOperatorMemoryBytes);
   }
 
@@ -172,7 +182,7 @@ class Server::Impl {
                                  .max_handshakes = config_.max_handshakes,
                                  .handshake_timeout = config_.handshake_timeout},
          .door = Door::kTls,
-         .messages = client_messages_});
+         .messages = tls_messages_});
   }
 
   void AddServer(const SocketServer::Options& options) {
@@ -215,6 +225,7 @@ class Server::Impl {
   Handlers handlers_;
   const KvCacheService::Parts parts_;
   grpc::ResourceQuota client_messages_{"clients"};
+  grpc::ResourceQuota tls_messages_{"tls"};
   grpc::ResourceQuota operator_messages_{"operators"};
   std::unique_ptr<Broker> broker_;
   std::vector<std::unique_ptr<SocketServer>> servers_;

@@ -29,6 +29,10 @@ constexpr int kMaxConcurrentStreams = 256;
 constexpr int kKeepaliveMilliseconds = 60'000;
 constexpr int kKeepaliveTimeoutMilliseconds = 10 * 60'000;
 
+// Clients may connect without a token. A connection without a call ends after this time, and gRPC
+// makes another one when a client needs it.
+constexpr int kMaxIdleMilliseconds = 5 * 60'000;
+
 KvCacheService::Parts WithEntrance(const KvCacheService::Parts& parts, Entrance entrance) {
   return {parts.config, parts.boot_id, parts.handlers,     parts.stats,
           parts.calls,  parts.log,     std::move(entrance)};
@@ -65,6 +69,9 @@ absl::Status SocketServer::Start() {
     builder.AddChannelArgument(
         GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
         static_cast<int>(absl::ToInt64Milliseconds(options_.tls->handshake_timeout)));
+    if (!config_.token_file.empty()) {
+      builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMilliseconds);
+    }
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {

@@ -139,7 +139,7 @@ class TlsGate::Impl {
   std::shared_ptr<const TlsClient> ClientOf(absl::string_view peer) const {
     const kvstore::MutexLock lock(&mutex_);
     const auto found = clients_.find(peer);
-    return found == clients_.end() ? nullptr : found->second;
+    return found == clients_.end() ? nullptr : found->second.client;
   }
 
  private:
@@ -157,6 +157,10 @@ class TlsGate::Impl {
     const asio::ip::address origin;
     SslPointer ssl;      // null until the client has sent its first byte
     bool ended = false;  // it is complete, or was refused
+  };
+  struct Connection {
+    std::shared_ptr<const TlsClient> client;
+    std::string owner;  // its identity or its origin, by which connections are counted
   };
   using HandshakePointer = std::shared_ptr<Handshake>;
 
@@ -262,7 +266,7 @@ class TlsGate::Impl {
     const std::string name = absl::StrCat("pqcached-tls/", id_, "/", ++last_number_);
     const std::string peer = absl::StrCat(kPeerPrefix, name);
     const auto client = std::make_shared<TlsClient>(TlsClient{handshake->address(), *identity});
-    if (!Count(peer, client)) {
+    if (!Count(peer, client, handshake->origin)) {
       return Refuse(handshake,
                     {"too_many_connections", absl::StrCat("at most ", options_.max_connections)});
     }
@@ -300,22 +304,18 @@ class TlsGate::Impl {
     }
   }
 
-  // Returns the text by which the connections of a client are counted.
-  static std::string OwnerOf(const TlsClient& client) {
-    return client.identity.has_value() ? IdentityText(*client.identity)
-                                       : client.address.substr(0, client.address.rfind(':'));
-  }
-
   // Counts the connection, unless there are too many.
-  bool Count(const std::string& peer, const std::shared_ptr<const TlsClient>& client) {
-    const std::string owner = OwnerOf(*client);
+  bool Count(const std::string& peer, const std::shared_ptr<const TlsClient>& client,
+             const asio::ip::address& origin) {
+    const bool is_known = client->identity.has_value();
+    const std::string owner = is_known ? IdentityText(*client->identity) : origin.to_string();
+    const int64_t most = options_.max_connections / 4 * (is_known ? 3 : 1);
     const kvstore::MutexLock lock(&mutex_);
     if (clients_.size() >= options_.max_connections) return false;
-    const auto same = std::count_if(clients_.begin(), clients_.end(), [&](const auto& each) {
-      return OwnerOf(*each.second) == owner;
-    });
-    if (same >= std::max<int64_t>(1, options_.max_connections / 4 * 3)) return false;
-    clients_[peer] = client;
+    const auto same = std::count_if(clients_.begin(), clients_.end(),
+                                    [&](const auto& each) { return each.second.owner == owner; });
+    if (same >= std::max<int64_t>(1, most)) return false;
+    clients_[peer] = {client, owner};
     return true;
   }
 
@@ -345,7 +345,7 @@ class TlsGate::Impl {
   kvstore::CondVar taken_;                         // signalled when arriving_ becomes smaller
   uint32_t arriving_ ABSL_GUARDED_BY(mutex_) = 0;  // connections whose Begin is posted
   kvstore::CondVar emptied_;                       // signalled when clients_ becomes empty
-  std::map<std::string, std::shared_ptr<const TlsClient>, std::less<>> clients_
+  std::map<std::string, Connection, std::less<>> clients_
       ABSL_GUARDED_BY(mutex_);  // by the name of the peer in gRPC
   asio::io_context handshakes_io_{1};
   asio::io_context relays_{1};

@@ -35,7 +35,8 @@ class TlsGate {
  public:
   struct Options {
     TlsFiles files;
-    uint32_t max_connections = 0;  // one identity may have three quarters of them
+    // One identity may have three quarters of them, and one address without identities a quarter.
+    uint32_t max_connections = 0;
     uint32_t max_handshakes = 0;
     absl::Duration handshake_timeout;
   };

@@ -229,6 +229,19 @@ TEST_F(TlsTest, OneIdentityLeavesConnectionsToOthers) {
   EXPECT_TRUE(GetInfo(TlsChannel(ca_.Issue("b", "URI:pqcached://tenant/b"))).ok());
 }
 
+TEST_F(TlsTest, ClientsWithoutACertificateLeaveConnectionsToOthers) {
+  ReplaceFile(token_file(), std::string(kTokenOfB) + " pqcached://tenant/b\n");
+  StartTls([&](Config& config) {
+    config.token_file = token_file();
+    config.max_connections = 16;  // 4 of TCP
+  });
+  const auto held = TlsChannel(std::nullopt);
+  ASSERT_TRUE(GetInfo(held, kTokenOfB).ok());
+  EXPECT_EQ(GetInfo(TlsChannel(std::nullopt), kTokenOfB).error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(IsLogged("event=tls_refused reason=too_many_connections"));
+  EXPECT_TRUE(GetInfo(TlsChannel(tenant_a_)).ok());
+}
+
 TEST_F(TlsTest, ReadsCertificatesAgainWithoutARestart) {
   StartTls();
   const auto before = TlsChannel(tenant_a_);

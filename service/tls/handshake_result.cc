@@ -45,7 +45,9 @@ HandshakeFailure FailureOf(const SSL* ssl) {
   }
   const unsigned long error = ERR_peek_error();  // NOLINT(google-runtime-int): OpenSSL's type
   const char* reason = "protocol_error";
-  if (error == 0) reason = "closed_by_client";
+  if (error == 0 || ERR_GET_REASON(error) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
+    reason = "closed_by_client";
+  }
   if (ERR_GET_REASON(error) == SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE) reason = "no_certificate";
   return {reason, TakeTlsError()};
 }

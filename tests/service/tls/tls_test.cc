@@ -120,6 +120,12 @@ TEST_F(TlsTest, ClosesAHandshakeThatDrips) {
   EXPECT_TRUE(IsLogged("event=tls_refused reason=timeout"));
 }
 
+TEST_F(TlsTest, NamesAClientThatEndsItsHandshake) {
+  StartTls();
+  EXPECT_TRUE(RawConnection(port()).Send(std::string("\x16\x03\x01\x02\x00\x01", 6)));
+  EXPECT_TRUE(IsLogged("event=tls_refused reason=closed_by_client"));
+}
+
 TEST_F(TlsTest, ManyAddressesWithOneHandshakeEachShutNoClientOut) {
   StartTls([](Config& config) { config.max_handshakes = 8; });
   std::vector<RawConnection> half_open;

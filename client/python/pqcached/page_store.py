@@ -284,8 +284,8 @@ class PageStore:
                 result = call(cache)
             except Error as error:
                 # A session that has ended, with its daemon perhaps, a page cache that another store
-                # has dropped, and one that another thread has closed for these reasons: a new client
-                # may serve the call.
+                # has dropped, and one that another thread has closed for these reasons: a new
+                # client may serve the call.
                 is_over = (isinstance(error, (NotFound, Unavailable)) and not error.retry_ms
                            or cache is not None and cache.closed)
                 if not error.retry_ms or isinstance(error, DeadlineExceeded):

@@ -248,7 +248,7 @@ class TlsGate::Impl {
 
   // Closes the connection, unless its descriptor was released.
   void Remove(const HandshakePointer& handshake) {
-    const HandshakePointer kept = handshake;  // may be a reference into the list
+    HandshakePointer kept = handshake;  // may be a reference into the list
     kept->ended = true;
     handshakes_.remove(kept);
     const auto host = hosts_.find(kept->origin);
@@ -256,6 +256,7 @@ class TlsGate::Impl {
     kept->deadline.cancel();
     error_code ignored;
     kept->socket.close(ignored);
+    kept.reset();  // perhaps the last reference
   }
 
   void Finish(const HandshakePointer& handshake) {

@@ -130,7 +130,7 @@ Status Export::Write(const Part& part, DType dtype, std::ostream& file) const {
       return Status(PQC_DATA_LOSS, path_ + ": " + kvstore::ImageName(number) +
                                        ".layers: other layers than the first image has");
     }
-    const Status written = WriteImage(image, part, dtype, file);
+    Status written = WriteImage(image, part, dtype, file);
     if (!written.ok()) return written;
   }
   return Status();

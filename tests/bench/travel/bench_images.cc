@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -206,7 +207,8 @@ void ReportImages(Report& report) {
               .unit = "x",
               .against = "likewise; index pq m=2 b=6, whose codes are not taken from the file but "
                          "made again: searches use them as addresses",
-              .better = Better::kHigher},
+              .better = Better::kHigher,
+              .goal = std::nullopt},
              StatOf(cells.imports));
 }
 
